@@ -161,11 +161,9 @@ def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
 def price(recorded: dict, name: str) -> str:
     """Returns the device-days at the paper's scale from the record `prices`; empty: unknown."""
     days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
-    return (
-        ""
-        if days is None
-        else ", " + ", ".join(f"{days[chip]:,.0f} {chip} device-days" for chip in days)
-    )
+    if days is None:
+        return ""
+    return ", " + ", ".join(f"{days[chip]:,.0f} {chip} device-days" for chip in days)
 
 
 def write_ledger() -> None:

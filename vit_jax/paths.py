@@ -11,12 +11,7 @@ CONFIG, MANIFEST = "config.json", "manifest.json"  # Every workdir contains both
 
 
 def check_path(value: object, name: str, instead: str = "") -> None:
-    """Raises UserError if an argument is not a path.
-
-    Args:
-      instead: description of the expected path. The error message contains "must be the path of"
-        and this description. Empty: "a folder".
-    """
+    """Raises UserError if `value` is no path, but must be that of `instead`, or of a folder."""
     if not isinstance(value, str | os.PathLike):
         raise UserError(
             f"{name} is of type {type(value).__name__}, and must be the path of "

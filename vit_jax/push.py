@@ -138,12 +138,7 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
 
 
 def expected_depth(source: str, picture: "np.ndarray") -> "np.ndarray":
-    """Returns the depth that a depth run predicts for an image, float32 `[pixels]`.
-
-    Args:
-      source: the run, as in `load_depth`.
-      picture: the image, uint8 `[height, width, 3]`.
-    """
+    """Returns a depth run's prediction, float32 `[pixels]`, of a uint8 `[height, width, 3]`."""
     from vit_jax.dense import load_depth
 
     model = load_depth(source, log=lambda line: None, dtype="float32")

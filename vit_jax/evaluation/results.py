@@ -87,12 +87,7 @@ class Results:
         return self._about["data"].get(suite, {}).get(name)
 
     def put(self, *rows: Row, data: Mapping[str, str | None] = MappingProxyType({})) -> None:
-        """Adds rows, and saves all rows. New rows replace rows with the same name.
-
-        Args:
-          *rows: rows of one or several suites.
-          data: a dict from the name of a row to the hash of its data.
-        """
+        """Adds or replaces rows, and saves all rows; `data` contains hashes by row name."""
         self.rows |= {(row.suite, row.name): row for row in rows}
         for row in rows:
             self._about["data"].setdefault(row.suite, {})[row.name] = data.get(row.name)
@@ -166,16 +161,12 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
       step_now: training step of the evaluated version; None: unknown.
     """
     figures = [f"{row.suite} {row.name}" for row in rows.values() if row.accuracy is not None]
-    content = (
-        f"step {step:,} of the checkpoint"
-        if step not in (None, step_now)
-        else "another content of it"
-    )
-    return (
-        f"{folder} had figures of {content}, which are removed: {'; '.join(figures)}"
-        if figures
-        else ""
-    )
+    content = "another content of it"
+    if step not in (None, step_now):
+        content = f"step {step:,} of the checkpoint"
+    if not figures:
+        return ""
+    return f"{folder} had figures of {content}, which are removed: {'; '.join(figures)}"
 
 
 def in_words(rows: Iterable[Row]) -> list[str]:

@@ -45,11 +45,9 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         compute, choices = choices_of(subject.model)
         requested = [choice for choice in opened.choices if choice in (BEST, *choices)]
-        why = (
-            "the model has no class token"
-            if POOLED in choices
-            else f"it has fewer than {LAYERS} layers"
-        )
+        why = f"it has fewer than {LAYERS} layers"
+        if POOLED in choices:
+            why = "the model has no class token"
         lacking = [choice for choice in opened.choices if choice not in requested]
         notes = [Row(SUITE.name, name_of(described, choice), note=why) for choice in lacking]
         if not requested:

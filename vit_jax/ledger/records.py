@@ -189,12 +189,7 @@ def with_verdict(
 
 
 def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Splits a record's verdict into the judgement and the reason.
-
-    Returns:
-      A text such as "agrees with the claim", from `VERDICTS`; and the reason, which starts with the
-      scale of the runs, such as "At 16 pixels, 600 steps: ".
-    """
+    """Splits a verdict into a judgement ("agrees with the claim") and a reason with scale."""
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
 

@@ -109,12 +109,7 @@ class Study:
         return known
 
     def finished(self, stage: str = "", **factors: Any) -> list[Trial]:
-        """Returns the finished runs that have these factors.
-
-        Args:
-          stage: name of a stage; empty: all stages.
-          **factors: factors that the runs must have, such as `seed=0`.
-        """
+        """Returns the finished runs of a stage (empty: all) with factors such as `seed=0`."""
         return [
             trial
             for trial in self.trials
@@ -155,12 +150,7 @@ class Study:
         return list(points.values())
 
     def figure(self, trial: Trial, name: str) -> float:
-        """Returns a metric of a finished run.
-
-        Args:
-          name: name of the metric, such as `accuracy` or `exaflops`. With the prefix `best `, the
-            result is the highest value of all evaluations.
-        """
+        """Returns a finished run's metric; with the prefix `best `, the highest evaluation."""
         if name == "exaflops":
             return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)

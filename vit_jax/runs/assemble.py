@@ -296,12 +296,7 @@ def image_augmentation(config: RunOptions) -> Callable | None:
 def open_feed(
     config: RunOptions, source: Source, first_step: int, log: Callable[[str], None], mesh: Mesh
 ) -> Feed:
-    """Returns an iterator of training batches on the devices of `mesh`.
-
-    Args:
-      first_step: number of training steps done so far. The iterator starts with the batch of the
-        next step.
-    """
+    """Returns an iterator of batches on the devices, from the one after `first_step` steps."""
     batches = training_batches(
         source,
         seed=config.seed,

@@ -163,11 +163,8 @@ def likely_changes(
 ) -> Iterator[Changes]:
     """Yields config changes with which a step should fit. Changes with fast steps come first.
 
-    Args:
-      limit: memory of a device in bytes.
-      parameters: bytes of the parameters on a device, with the unchanged config.
-      optimizer: bytes of the optimizer's state on a device, with the unchanged config.
-      temporaries: bytes of activations and gradients on a device, with the unchanged config.
+    `limit` is a device's memory, and the other sizes are those of the unchanged config, in bytes.
+    Temporaries are activations and gradients.
     """
     mesh, state = config.mesh, parameters + optimizer
     fsdps = {

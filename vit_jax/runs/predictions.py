@@ -97,7 +97,7 @@ def keep(workdir: Path, predictions: Predictions) -> None:
 def kept(workdir: Path) -> Predictions | None:
     """Reads the predictions that `keep` wrote to a workdir; None if they are missing or damaged."""
     found = read_arrays(workdir / PREDICTIONS, Predictions._fields)
-    return found and Predictions(**found)
+    return Predictions(**found) if found else None
 
 
 def write_arrays(path: Path, values: Mapping[str, Any]) -> None:

@@ -101,7 +101,7 @@ def keep_retrievals(workdir: Path, retrievals: Retrievals) -> None:
 def kept_retrievals(workdir: Path) -> Retrievals | None:
     """Reads the retrievals that an evaluation saved in a workdir; None if missing or damaged."""
     found = read_arrays(workdir / RETRIEVALS, Retrievals._fields)
-    return found and Retrievals(**found)
+    return Retrievals(**found) if found else None
 
 
 class Thumbnail(NamedTuple):

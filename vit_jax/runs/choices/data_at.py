@@ -225,11 +225,7 @@ def _has_images(folder: str) -> bool:
 
 
 def check_files(splits: Mapping[str, Source]) -> None:
-    """Raises UserError if a list of images contains files that do not exist.
-
-    Args:
-      splits: opened splits by name. The splits may share images.
-    """
+    """Raises UserError if lists of images, in splits by name, contain missing files."""
     listed: dict[str, tuple[int, str]] = {}  # (size, split) by file name.
     for split, source in splits.items():
         for name, size in source.stored_files() or ():

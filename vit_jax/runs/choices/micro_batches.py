@@ -40,11 +40,8 @@ def choose_micro_batches(
         return []
     parts = assemble(config)
     available = FREE * min(limit, free)
-    remats = (
-        ("none", "full")
-        if issubclass(family_of(parts.origin.options).model, TokenModel)
-        else ("none",)
-    )
+    has_tokens = issubclass(family_of(parts.origin.options).model, TokenModel)
+    remats = ("none", "full") if has_tokens else ("none",)
     needed_at_once, smallest = None, {}
     for changes in _candidates(config, user_keys, least, remats):
         smallest = changes
