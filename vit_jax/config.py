@@ -362,7 +362,7 @@ def check_options(
 
 
 def unread(options: RunOptions) -> dict[str, str]:
-    """Returns ineffective values that are not defaults, by key: the condition for an effect."""
+    """Returns the unmet condition of each changed value without effect, by dotted key."""
     changed = [key for key, value in leaves(options) if value != VALUES[key].default]
     needed = {key: needs(options) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}

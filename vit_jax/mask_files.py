@@ -22,7 +22,7 @@ LEAST_SHARE = 0.005  # A class is listed if it has at least this share of the im
 
 
 def new_folder(name: str, overwrite: bool) -> Path:
-    """Returns the new or reusable folder of `--out`; raises UserError for another place."""
+    """Returns the folder of `--out`, not created; raises UserError for a file or used folder."""
     folder = Path(name).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out={name} is a file: masks are written to a folder")

@@ -11,7 +11,7 @@ CONFIG, MANIFEST = "config.json", "manifest.json"  # Every workdir contains both
 
 
 def check_path(value: object, name: str, instead: str = "") -> None:
-    """Raises UserError if `value` is no path, but must be that of `instead`, or of a folder."""
+    """Raises UserError if `value` is no path; the message asks for `instead`, or a folder."""
     if not isinstance(value, str | os.PathLike):
         raise UserError(
             f"{name} is of type {type(value).__name__}, and must be the path of "

@@ -226,7 +226,7 @@ def check_channels(checkpoint: "Checkpoint") -> None:
 
 
 def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
-    """Returns the checkpoint with class names or indices; without, readers show ImageNet's."""
+    """Returns the checkpoint with class names, or indices, lest readers show ImageNet's names."""
     numbers = tuple(map(str, range(checkpoint.options.num_classes)))
     return checkpoint._replace(class_names=checkpoint.class_names or numbers)
 

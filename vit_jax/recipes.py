@@ -201,7 +201,7 @@ def _like_eva(model: str, row: Masked | Tuned, images: int) -> ConfigDict:
 
 
 class TeacherRecipe(NamedTuple):
-    """Schedules of self-distillation, in the authors' epochs, which have `epoch` steps."""
+    """Schedules of self-distillation. Durations are in epochs of `epoch` steps."""
 
     epochs: float  # Number of epochs of the run.
     epoch: int  # Number of steps that the authors call an epoch.

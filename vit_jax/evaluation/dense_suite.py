@@ -96,7 +96,7 @@ class Predicted:
         self._progress = Progress(described.name, len(source), "images", subject.log)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yields index and prediction of each readable image; raises Stopped if told to."""
+        """Yields index and prediction of each readable image; raises Stopped on `go_on`."""
         for index, predicted in self._stream(self._source, self._skip):
             if not self._subject.go_on():
                 raise Stopped

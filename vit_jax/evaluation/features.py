@@ -294,7 +294,11 @@ def split_and_placed(model: nnx.Module, mesh: Mesh) -> tuple[nnx.GraphDef, dict,
 
 
 def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
-    """Converts labels `[images, 1]` to int32 `[images]`; raises UserError unless each has one."""
+    """Converts labels `[images, max_labels]` with one label per image to int32 `[images]`.
+
+    Raises:
+      UserError: an image does not have exactly one label.
+    """
     counts = (labels >= 0).sum(axis=1)
     if (wrong := np.flatnonzero(counts != 1)).size:
         raise UserError(

@@ -75,7 +75,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles an update of the nearest neighbours, `[test images, neighbours]`, with a block."""
+    """Compiles an update of neighbours, `[test images, neighbours]`, by a block of images."""
 
     def closer(queries, similarity, classes, rows, row_classes):
         similarities = jnp.matmul(queries, rows.T, precision="highest")

@@ -181,7 +181,7 @@ class SgdProbe:
 
 
 def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields batches of indices, int `[size]`, of permuted rows, without each epoch's rest."""
+    """Yields batches of permuted rows, int `[size]`, without the incomplete last of an epoch."""
     rng, order = np.random.default_rng((seed, 2)), []
     for _ in range(steps):
         if len(order) < size:

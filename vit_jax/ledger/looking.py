@@ -164,7 +164,7 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
 
 
 def test_images(workdir: str | Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """Returns uint8 `[images, height, width, 3]`, and masks of the labelled objects."""
+    """Returns test images, uint8 `[images, height, width, 3]`, and the objects' bool masks."""
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 

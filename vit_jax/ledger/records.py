@@ -123,7 +123,7 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """Returns the command of the results, with flags for absolute paths: `--wheel=WHEEL`."""
+    """Returns the command that makes the results; absolute paths become `--wheel=WHEEL`."""
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
     flags = ""
     for key, value in study.options.items():

@@ -205,7 +205,7 @@ def learned_classes(config: RunOptions, source: Source) -> tuple[str, ...]:
 
 
 def step_count(config: RunOptions, images: int) -> int:
-    """Returns `config.steps`, or the whole batches of `config.epochs` (UserError: none)."""
+    """Returns `config.steps`, or whole batches of `config.epochs`; raises UserError if none."""
     steps = config.steps or int(config.epochs * images / config.batch_size)
     if steps < 1:
         raise UserError(

@@ -135,7 +135,7 @@ class BucketLock:
         return sign is not None and sign.token == self._token and self._newest() == self._number
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free or really held (UserError); returns the holder if gone."""
+        """Waits until the lock is free (returns a holder that died), or held: raises UserError."""
         first, until = None, 0.0
         while True:
             if (sign := self._read(number)) is None:

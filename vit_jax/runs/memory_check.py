@@ -53,7 +53,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
-    """Estimates a step's memory by tracing it, without compilation, for at most `max_labels`."""
+    """Estimates a step's memory by tracing it, for at most `max_labels` labels of an image."""
     batch = abstract_batch(config, program.mesh, max_labels)
     # The trace costs no extra time: JAX caches it, and reuses it when the step is compiled.
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr

@@ -119,7 +119,7 @@ def check_data(jobs: Collection[Job], config: RunOptions) -> None:
 
 
 def open_held_out(config: RunOptions) -> None:
-    """Opens the splits of `held_out_splits`; raises UserError before any run starts."""
+    """Opens the splits of `held_out_splits`, to raise a UserError before any run starts."""
     splits = open_splits(held_out_config(config))
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
         for line in lacking(name, source):

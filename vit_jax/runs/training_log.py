@@ -124,7 +124,7 @@ class TrainLog:
     def _row(
         self, step: int, sums: dict, before: tuple[int, float, float]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns a row for `metrics.jsonl`, and means, from the metrics' sums since the last."""
+        """Returns a row for `metrics.jsonl`, and means, from metrics' sums since the last row."""
         done, seconds = step - before[0], self._clock()[0] - before[1]
         # If the loss was not finite in any step, the means are NaN. NaN is written as null.
         finite = float(sums["steps"]) or float("nan")
@@ -175,7 +175,7 @@ class Suspicion:
         self._constant: float | None = None  # The accuracy, if all rows so far have the same.
 
     def remark(self, means: dict[str, float], images: int) -> str | None:
-        """Returns a warning if the first `images` images had loss 0, or always accuracy 0 or 1."""
+        """Returns a warning if the loss is 0, or the accuracy always 0 or 1 in `images` images."""
         if self._over:
             return None
         first, accuracy = self._constant is None, means.get("accuracy")

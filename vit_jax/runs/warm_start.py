@@ -80,7 +80,7 @@ def _read(sources: dict[str, Callable[[], np.ndarray]]) -> dict:
 
 
 def has_resnet(config: RunOptions) -> bool:
-    """Returns True if the config's model or checkpoint (else UserError) is a BiT or a hybrid."""
+    """Returns True if the run's model is a BiT or a hybrid; raises UserError if it is unknown."""
     if config.model.name:
         options = model_options(**model_arguments(config), num_classes=0)
     else:
@@ -274,7 +274,7 @@ def _with_kept_objective(
 
 
 def _carried(config: RunOptions, stored: ObjectiveParams, shapes: Shapes) -> dict[str, Tensor]:
-    """Returns the stored state that the objective carries over, if its shapes are as given."""
+    """Returns the stored state that the objective carries over, with checked shapes."""
     carried = objective_of(config.objective.name).carried
     found = {
         path: x for path, x in stored.state.items() if _top(path) in carried and path in shapes
@@ -295,7 +295,7 @@ def _keys(params: dict) -> dict[str, tuple[str | int, ...]]:
 
 
 def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, Any]:
-    """Returns the checkpoint's other options; raises UserError if they determine shapes."""
+    """Returns the stored options that differ; raises UserError if they determine shapes."""
     kind = objective_of(config.objective.name)
     options = getattr(config, kind.section, None)
     changed = {

@@ -121,7 +121,7 @@ class Lock:
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free or really held (UserError); returns the holder if gone."""
+        """Waits until the lock is free (returns a holder that died), or held: raises UserError."""
         seen, until = None, 0.0
         while True:
             try:

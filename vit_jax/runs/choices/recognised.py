@@ -99,7 +99,7 @@ def _choices(config: RunOptions, data_set: DataAt) -> list[Choice]:
 
 
 def _unlabelled(path: str) -> DataAt:
-    """Recognizes a folder of images at any depth, and its splits; others as labelled data."""
+    """Recognizes a folder with images at any depth, and its splits, or other labelled data."""
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)
     whole = DataAt("folder", path, ("all",), "a folder of images")
