@@ -78,19 +78,14 @@ def main(arguments: list[str]) -> None:
         _export_dense(source, file, task)
         return
     from vit_jax.interop.open import open_checkpoint
-    from vit_jax.interop.programs import as_served, metadata_of
-    from vit_jax.load import build_model
+    from vit_jax.interop.programs import metadata_of
 
     changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
     if (size := command.parse_image_size(IMAGE_SIZE.value)) is not None:
         changes["image_size"] = size
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
-        exact = model = as_served(
-            build_model(checkpoint, log=print_line, dtype=DTYPE.value, **changes)
-        )
-        if DTYPE.value != "float32":
-            exact = build_model(checkpoint, log=str, dtype="float32", **changes)
+        model, exact = _built(checkpoint, changes)
     program = _of_images(
         model, exact, metadata_of(model, _pixel_dtype(), checkpoint.preprocessing), "logits"
     )
@@ -102,6 +97,19 @@ def main(arguments: list[str]) -> None:
             print("the checkpoint has no class names: none are written")
 
 
+def _built(checkpoint, changes: dict[str, Any], complete: Callable = lambda model: model) -> tuple:
+    """Builds a model, with `complete` applied, in the program's dtype and in float32."""
+    from vit_jax.interop.programs import as_served
+    from vit_jax.load import build_model
+
+    model = as_served(
+        complete(build_model(checkpoint, log=print_line, dtype=DTYPE.value, **changes))
+    )
+    if DTYPE.value == "float32":
+        return model, model
+    return model, as_served(complete(build_model(checkpoint, log=str, dtype="float32", **changes)))
+
+
 def _pixel_dtype() -> np.dtype:
     return np.dtype(np.uint8 if UINT8.value else np.float32)
 
@@ -110,8 +118,7 @@ def _export_dense(source: str, file: Path, task: str) -> None:
     """Exports the model of a segmentation, depth or detection run, with its head."""
     from vit_jax.interop.dense import TASKS, with_head
     from vit_jax.interop.open import open_checkpoint
-    from vit_jax.interop.programs import Objects, as_served, dense_metadata_of
-    from vit_jax.load import build_model
+    from vit_jax.interop.programs import Objects, dense_metadata_of
 
     if NUM_CLASSES.value is not None:
         raise UserError(f"--num_classes does not apply to a {task} run: its head has the classes")
@@ -119,16 +126,7 @@ def _export_dense(source: str, file: Path, task: str) -> None:
     changes = {} if size is None else {"image_size": size}
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, size)
-        model, exact = (
-            as_served(
-                with_head(
-                    TASKS[task],
-                    checkpoint,
-                    build_model(checkpoint, log=log, dtype=dtype, **changes),
-                )
-            )
-            for dtype, log in ((DTYPE.value, print_line), ("float32", str))
-        )
+        model, exact = _built(checkpoint, changes, partial(with_head, TASKS[task], checkpoint))
     metadata = dense_metadata_of(model, _pixel_dtype(), checkpoint.preprocessing)
     program = _of_images(model, exact, metadata, model.output[0])
     if task == "detection":
@@ -144,7 +142,6 @@ def _export_tower(source: str, file: Path) -> None:
     """Exports the image encoder or the text encoder of an image-text model."""
     from vit_jax.image_text import open_towers
     from vit_jax.interop import programs
-    from vit_jax.load import build_model
 
     if NUM_CLASSES.value is not None:
         raise UserError("--num_classes does not apply to a --tower, which has no classes")
@@ -168,10 +165,7 @@ def _export_tower(source: str, file: Path) -> None:
         _write_and_describe(file, program)
         return
     changes = {} if size is None else {"image_size": size}
-    model, exact = (
-        programs.as_served(build_model(checkpoint, log=log, dtype=dtype, **changes))
-        for dtype, log in ((DTYPE.value, print_line), ("float32", str))
-    )
+    model, exact = _built(checkpoint, changes)
     metadata = programs.metadata_of(model, _pixel_dtype(), checkpoint.preprocessing)
     metadata.pop("class_names", None)
     program = _of_images(model, exact, metadata | programs.similarity_of(text_part), "embeddings")
