@@ -18,7 +18,6 @@ LINES, PARAMETERS, COMPLEXITY = 85, 12, 12
 COMPLEX = {
     "vit_jax/ledger/dinov2_weights.py: read_weights": "It maps the names of one exporter's graph.",
     "vit_jax/runs/loop.py: Run.turns": "It is read from top to bottom: a turn of the loop.",
-    "vit_jax/runs/loop.py: Run._evaluate": "What follows an evaluation, in its order.",
 }
 MANY_PARAMETERS = {
     "vit_jax/runs/training_log.py: TrainLog.__init__": "The progress line shows each of them.",

@@ -142,8 +142,10 @@ def main(arguments: list[str]) -> None:
     if peers := getattr(benchmark, "PEERS", None):
         for peer in set(AGAINST.value) - set(peers):
             raise UserError(f"unknown {peer!r} (--against); {nearest(peer, peers)}")
-    read_arguments = ARGUMENTS.get(name, dict)
-    figures = benchmark.measure(**read_arguments())
+    arguments_of = ARGUMENTS.get(name, ())
+    figures = benchmark.measure(
+        **(arguments_of() if callable(arguments_of) else _values(*arguments_of))
+    )
     if OUT.value:
         from vit_jax.benchmarks.figures import facts, write_record
 
@@ -173,88 +175,52 @@ def _of_overhead() -> dict[str, Any]:
     return dict(config=check(config))
 
 
-def _of_peers() -> dict[str, Any]:
-    return dict(models=MODELS.value, images=IMAGES.value, against=AGAINST.value)
-
-
 def _of_inference() -> dict[str, Any]:
-    return _of_peers() | dict(
-        image_sizes=_image_sizes(),
-        dtype=DTYPE.value,
-        largest=LARGEST.value,
-        memory_gib=MEMORY_GIB.value,
-        out=str(Path(OUT.value) / "inference.png") if OUT.value else None,
-    )
-
-
-def _of_training() -> dict[str, Any]:
-    return _of_peers() | dict(
-        image_size=IMAGE_SIZE.value, checkouts=CHECKOUTS.value, dtype=DTYPE.value
-    )
-
-
-def _of_tpu() -> dict[str, Any]:
-    return _of_peers() | dict(
-        image_size=IMAGE_SIZE.value,
-        checkouts=CHECKOUTS.value,
-        slices=SLICES.value,
-        operations=OPERATIONS.value,
-    )
-
-
-def _of_steps() -> dict[str, Any]:
-    return dict(
-        models=MODELS.value, images=IMAGES.value, image_size=IMAGE_SIZE.value, dtype=DTYPE.value
-    )
+    plot = str(Path(OUT.value) / "inference.png") if OUT.value else None
+    names = ("models", "images", "against", "dtype", "largest", "memory_gib")
+    return dict(_values(*names), image_sizes=_image_sizes(), out=plot)
 
 
 def _of_crops() -> dict[str, Any]:
     configs = {
         name: check(command.read_config(f"configs/dino.py:model={name}")) for name in MODELS.value
     }
-    return dict(configs=configs, slices=SLICES.value, images=IMAGES.value)
+    return dict(_values("slices", "images"), configs=configs)
 
 
 def _of_gpu() -> dict[str, Any]:
-    given = {name for name in ("models", "images", "image_size") if flags.FLAGS[name].present}
-    return dict(
-        minutes=8 if MINUTES.value is None else MINUTES.value,
-        out=OUT.value,
-        parts=PARTS.value,
-        **{name: flags.FLAGS[name].value for name in given},
-    )
-
-
-def _of_serving() -> dict[str, Any]:
-    return dict(
-        models=MODELS.value,
-        image_size=IMAGE_SIZE.value,
-        seconds=SECONDS.value,
-        against=AGAINST.value,
-    )
+    given = [name for name in ("models", "images", "image_size") if flags.FLAGS[name].present]
+    minutes = 8 if MINUTES.value is None else MINUTES.value
+    return dict(_values("out", "parts", *given), minutes=minutes)
 
 
 def _of_prediction() -> dict[str, Any]:
     images = IMAGES.value if flags.FLAGS["images"].present else None
-    return dict(models=MODELS.value, images=images, against=AGAINST.value)
+    return dict(_values("models", "against"), images=images)
 
 
-# Maps a benchmark to a function without arguments. The function reads the flags, and returns the
-# keyword arguments of the benchmark's `measure`. Benchmarks that are not listed have no arguments.
+STEPS = ("models", "images", "image_size")
+# Maps a benchmark to the flags that are arguments of its `measure`, or to a function that reads the
+# flags and returns these arguments. Benchmarks that are not listed have no arguments.
 ARGUMENTS = {
     "overhead": _of_overhead,
-    "input": lambda: dict(host=HOST.value),
-    "memory": lambda: dict(out=OUT.value),
+    "input": ("host",),
+    "memory": ("out",),
     "inference": _of_inference,
-    "train": _of_training,
-    "tpu": _of_tpu,
-    "objectives": _of_steps,
-    "depth": _of_steps,
+    "train": (*STEPS, "against", "checkouts", "dtype"),
+    "tpu": (*STEPS, "against", "checkouts", "slices", "operations"),
+    "objectives": (*STEPS, "dtype"),
+    "depth": (*STEPS, "dtype"),
     "crops": _of_crops,
     "gpu": _of_gpu,
-    "serve": _of_serving,
+    "serve": ("models", "image_size", "seconds", "against"),
     "predict": _of_prediction,
 }
+
+
+def _values(*names: str) -> dict[str, Any]:
+    """Returns the values of flags by name."""
+    return {name: flags.FLAGS[name].value for name in names}
 
 
 def _image_sizes() -> list[int]:

@@ -20,7 +20,6 @@ def checkpoint_crop(
     of 448 pixels.
 
     Args:
-      checkpoint: the checkpoint.
       size: size of the crop in pixels, or its height and width.
       mode: how JPEGs are decoded: `fast`, at a reduced size where possible, or `exact`, like
         Pillow. None: the mode of the checkpoint's run, or `fast` if the checkpoint is not from a

@@ -111,10 +111,7 @@ def _zero_shot(
     image_size: int | tuple[int, int] | None = None,
     merge_tokens: int = 0,
 ) -> tuple[ImageModel, ImageTextModel]:
-    """Loads an image-text model; returns its zero-shot classifier and the model.
-
-    The arguments have the same meaning as in `open_classifier`.
-    """
+    """Loads an image-text model; returns its zero-shot classifier and the model."""
     if classes:
         raise UserError("--names and --classes exclude each other: give the names in one of them")
     if merge_tokens:

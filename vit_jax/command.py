@@ -22,6 +22,7 @@ from ml_collections import ConfigDict, config_flags
 from vit_jax.config import VALUES, ConfigMistake, as_made, leaves, unknown_key
 from vit_jax.config_page import WIDTH, listing, short_listing
 from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
+from vit_jax.paths import user_cache
 from vit_jax.shipped import CONFIGS, config_names
 from vit_jax.small_files import check_small
 
@@ -59,7 +60,6 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
     and `--help=optimizer` lists one section.
 
     Args:
-      main: function that gets the arguments that are not flags.
       common: keys of the most frequently changed config values, for `--help`.
     """
     _print_any_name()
@@ -72,10 +72,7 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
 
 
 def _print_any_name() -> None:
-    """Makes `print` accept file names that are not UTF-8.
-
-    If the output is UTF-8, the original bytes are written. Otherwise the bytes are escaped.
-    """
+    """Makes `print` accept file names that are not UTF-8."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf_8 = stream.encoding.lower() in ("utf-8", "utf8")
@@ -100,12 +97,7 @@ def _format_warning(
 
 
 def _help_asked() -> str | None:
-    """Parses the help flag of the command line.
-
-    Returns:
-      '' for `--help`, `full` for `--helpfull`, and SECTION for `--help=SECTION`; None if the
-      command line contains no help flag.
-    """
+    """Returns '' for `--help`, `full` for `--helpfull`, SECTION for `--help=SECTION`, else None."""
     for argument in sys.argv[1:]:
         if asked := re.fullmatch(r"-h|--?help(?:=(.*)|(full))?", argument):
             return asked[1] or asked[2] or ""
@@ -113,14 +105,7 @@ def _help_asked() -> str | None:
 
 
 def _help(section: str, common: Sequence[str]) -> str:
-    """Returns the text for a help flag.
-
-    Args:
-      section: result of `_help_asked`. For '' and `full`, the text contains the command's purpose,
-        its flags and config values. For the name of a section, the text only contains the config
-        values of this section.
-      common: keys of the most frequently changed config values.
-    """
+    """Returns the help on the command ('' or `full`) or on a section of the config."""
     takes_config = "config" in flags.FLAGS
     if section not in ("", "full"):
         return listing(section) if takes_config else ""
@@ -147,10 +132,7 @@ def _help(section: str, common: Sequence[str]) -> str:
 
 
 def _flags_of_command() -> str:
-    """Returns help on the command's own flags.
-
-    A flag has a line with its name and default, followed by indented lines with its meaning.
-    """
+    """Returns help on the command's own flags."""
     lines = ["Flags:"]
     for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
         default = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
@@ -174,10 +156,7 @@ def _flags_of_command() -> str:
 
 @contextlib.contextmanager
 def mistakes():
-    """Context in which a user error is printed as one line, with exit code 2.
-
-    It also prints a warning if google-research's package `vit_jax` is importable.
-    """
+    """Context in which a user error is printed as one line, with exit code 2."""
     if folder := other_package():
         print(
             f"warning: {folder} is google-research/vision_transformer's package of the same name, "
@@ -200,12 +179,7 @@ def other_package() -> Path | None:
 
 
 def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
-    """Defines the flag `--config=FILE.py`. Errors in the file are reported as one line.
-
-    Args:
-      about: help text of the flag.
-      default: the config that is used without the flag.
-    """
+    """Defines the flag `--config=FILE.py` with a default. Errors in the file are one line."""
     holder = config_flags.DEFINE_config_file("config", None, about)
     flags.FLAGS["config"].parser = _ConfigFile()
     if default and not any(re.match(r"--?config(=|$)", argument) for argument in sys.argv[1:]):
@@ -214,10 +188,7 @@ def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
 
 
 def read_config(path: str) -> "TypedConfig":
-    """Runs a config file, and returns its config.
-
-    Args:
-      path: `FILE.py` or `FILE.py:ARGUMENT`.
+    """Runs a config file, `FILE.py` or `FILE.py:ARGUMENT`, and returns its config.
 
     Raises:
       UserError: the file does not exist, or does not return a config.
@@ -229,10 +200,7 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns the config as its file has returned it, before command-line changes.
-
-    The result is None if the config was not read from a file.
-    """
+    """Returns the config as its file has returned it, before flags; None: not from a file."""
     return config.__dict__.get(_AS_IN_FILE)
 
 
@@ -251,10 +219,7 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Exception that passes a UserError of a config file unchanged through absl's parser of flags.
-
-    absl changes the message of any ValueError, and a UserError is a ValueError.
-    """
+    """Passes a UserError, which is a ValueError, unchanged through absl's parser of flags."""
 
 
 class _ConfigFile(flags.ArgumentParser):
@@ -344,11 +309,7 @@ def _check_keys(arguments: list[str]) -> None:
 
 
 def _without_unset(arguments: list[str]) -> tuple[list[str], set[str]]:
-    """Removes arguments such as `--config.steps=None`, because ml_collections would misread them.
-
-    Returns:
-      The other arguments, and the config keys that the removed arguments set to None.
-    """
+    """Removes `--config.KEY=None`, which ml_collections misreads; returns the rest and the keys."""
     set_arguments, unset = [], set()
     for argument in arguments:
         if key := _unset_key(argument):
@@ -370,36 +331,27 @@ def _check_written() -> None:
 
 
 def _unset_key(argument: str) -> str | None:
-    """Returns KEY for an argument `--config.KEY=None`, if the config value KEY may be None.
-
-    For all other arguments the result is None.
-    """
+    """Returns KEY for an argument `--config.KEY=None`, if the config value KEY may be None."""
     found = re.fullmatch(r"--?config\.([^=]+)=None", argument) if "config" in flags.FLAGS else None
     value = VALUES.get(found[1]) if found else None
     return found[1] if value and (value.default is None or value.optional) else None
 
 
-def parse_image_size(text: str) -> int | tuple[int, int]:
-    """Parses an image size: `384`, or `256x384` for height and width.
-
-    Raises:
-      UserError: the text has another format.
-    """
+def parse_image_size(text: str | None) -> int | tuple[int, int] | None:
+    """Parses `384`, or `256x384` (height, width); None: unset. Raises UserError otherwise."""
+    if not text:
+        return None
     if not (match := re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)):
         raise UserError(f"--image_size={text} is neither a number of pixels nor HEIGHTxWIDTH")
     return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 def use_compilation_cache() -> None:
-    """Makes JAX cache compiled programs.
-
-    The cache is JAX_COMPILATION_CACHE_DIR, or, if this is not set, a folder in the user's cache.
-    """
+    """Makes JAX cache programs in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(home / "vit_jax" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(user_cache() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 

@@ -15,11 +15,7 @@ class Command(NamedTuple):
 
     @property
     def about(self) -> str:
-        """Summary of the command: the first line of a docstring.
-
-        The docstring is that of the command's default config. If the command has no default config,
-        it is the docstring of the command's module. Neither file is imported.
-        """
+        """Summary of the command: the first line of its config's or its module's docstring."""
         file = CONFIGS / f"{self.config}.py" if self.config else self._file
         return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 

@@ -56,10 +56,7 @@ RENAMED = {
 
 
 class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
-    """Error: a config key is unknown, or a value has the wrong type.
-
-    The class is a subclass of the exceptions that ConfigDict raises in these cases.
-    """
+    """Error: a config key is unknown, or a value has the wrong type."""
 
     def __str__(self):
         return self.args[0]  # `KeyError.__str__` would put the message in quotes.
@@ -97,10 +94,7 @@ class Config(ConfigDict):
     def copy_and_resolve_references(
         self, visit_map: dict[int, ConfigDict] | None = None
     ) -> "Config":
-        """Returns a copy in which references (`FieldReference`) are replaced by their values.
-
-        The copy also contains the record of the keys that the user has set.
-        """
+        """Returns a copy without references (`FieldReference`), with the user's keys."""
         copied = super().copy_and_resolve_references(visit_map)
         copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
         return copied
@@ -147,10 +141,7 @@ class Config(ConfigDict):
 
 
 def given_keys(config: ConfigDict) -> set[str]:
-    """Returns the dotted keys of values that the user has set, on the command line or in a program.
-
-    These are all keys that were set after the config was returned by its file or by `base_config`.
-    """
+    """Returns the dotted keys that were set after the config's file or `base_config` returned."""
     keys = set()
     for key, value in config.items():
         if isinstance(value, ConfigDict):
@@ -192,11 +183,7 @@ WHOLE_NUMBERS = {"decoder", "epochs", "images", "side", "size", "steps", "window
 
 
 def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str], str]:
-    """Splits the argument of a config, such as `model=ViT-S/16,smoke`.
-
-    Args:
-      argument: the argument.
-      defaults: all allowed names with their default values.
+    """Splits a config's argument, such as `model=ViT-S/16,smoke`, whose names have `defaults`.
 
     Returns:
       The values by name, and the part without `name=value`, such as `smoke`, for `choose`.
@@ -286,10 +273,7 @@ def unknown_key(key: str) -> str:
 
 
 def _similar_keys(key: str) -> str:
-    """Returns a text with keys similar to an unknown key, for an error message.
-
-    If the unknown key is in an existing section, only keys of this section are searched.
-    """
+    """Returns a text with keys similar to an unknown key, for an error message."""
     section, _, name = key.rpartition(".")
     if section:
         inside = [key.rpartition(".")[2] for key in VALUES if key.startswith(f"{section}.")]
@@ -314,11 +298,7 @@ def _new_names(key: str) -> list[str]:
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raises UserError if keys are unknown or missing, or if a value is out of bounds.
-
-    Args:
-      values: values by dotted key.
-    """
+    """Raises UserError if dotted keys are unknown or missing, or if a value is out of bounds."""
     for key in values.keys() - VALUES.keys():
         raise UserError(unknown_key(key))
     for key in VALUES.keys() - values.keys():
@@ -338,7 +318,6 @@ def check(
     """Checks a config, and returns it as typed options.
 
     Args:
-      config: the config.
       handed_in: True: a program has passed its own objective class, which may use the options of
         all objectives.
       file: the config as its file has returned it, before changes by the user. If such a change
@@ -383,11 +362,7 @@ def check_options(
 
 
 def unread(options: RunOptions) -> dict[str, str]:
-    """Finds values that differ from their defaults, but have no effect.
-
-    Returns:
-      For each such value, by dotted key: the condition under which it would have an effect.
-    """
+    """Returns the unmet condition of each changed value without effect, by dotted key."""
     changed = [key for key, value in leaves(options) if value != VALUES[key].default]
     needed = {key: needs(options) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}
@@ -465,12 +440,7 @@ def from_json(text: str) -> RunOptions:
 
 
 def differences(saved: str, options: RunOptions) -> list[str]:
-    """Returns the changes that prevent a run from being resumed, each as `key: saved -> new`.
-
-    Args:
-      saved: the run's options as JSON.
-      options: the new options.
-    """
+    """Returns the changes of `saved` (JSON) that prevent a resumption, as `key: saved -> new`."""
     earlier = from_json(saved)
     # Saved values without effect are ignored, because earlier versions accepted them.
     ignored = OPERATIONAL | unread(earlier).keys()

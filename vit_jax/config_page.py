@@ -80,14 +80,7 @@ def _type_of(option: Option) -> str:
 
 
 def listing(section: str | None = None) -> str:
-    """Returns a listing of config values for a terminal.
-
-    Args:
-      section: a section of the config; None: all sections.
-
-    Raises:
-      UserError: the section does not exist.
-    """
+    """Lists config values, of one section or of all; raises UserError for an unknown one."""
     if section is not None and section not in SECTIONS:
         raise UserError(
             f"there is no section {section!r} in a config; {nearest(section, SECTIONS)}"
@@ -101,13 +94,7 @@ def listing(section: str | None = None) -> str:
 
 
 def short_listing(values: Mapping[str, Any]) -> str:
-    """Returns a listing of some config values for a terminal.
-
-    Each value has a line with the flag, and one or two lines with the meaning.
-
-    Args:
-      values: values of the config by their dotted keys.
-    """
+    """Returns a listing of some config values, by dotted key, for a terminal."""
     return "\n".join(line for key, value in values.items() for line in _lines(key, value))
 
 

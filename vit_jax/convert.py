@@ -39,18 +39,11 @@ from vit_jax.interop.depth_heads import POSITION_RESIZE, read_depth_head
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.libraries import LIBRARIES, WRITTEN
 from vit_jax.interop.open import open_checkpoint
-from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.timm.authors import PIXELS
-from vit_jax.interop.torch_files import (
-    is_torch_file,
-    read_tensors,
-    refuse_module,
-    unpack,
-)
-from vit_jax.interop.writing import save
+from vit_jax.interop.torch_files import is_torch_file, read_tensors, refuse_module, unpack
 from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.progress import phase
-from vit_jax.save import check_destination, left_out, library_of, objective_to_save
+from vit_jax.save import write_checkpoint
 
 _BOTH_ONLY = ("big_vision", "open_clip")  # Formats of image-text models only.
 
@@ -107,8 +100,7 @@ def main(arguments: list[str]) -> None:
         )
     source, destination = arguments[0], Path(arguments[1])
     changes = {name: getattr(flags.FLAGS, name) for name in _OPTIONS}
-    if flags.FLAGS.image_size:
-        changes["image_size"] = command.parse_image_size(flags.FLAGS.image_size)
+    changes["image_size"] = command.parse_image_size(flags.FLAGS.image_size)
     changes = {name: value for name, value in changes.items() if value is not None}
 
     _check_flags()
@@ -138,11 +130,7 @@ def _check_flags() -> None:
 
 
 def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Converts the image and the text encoder of an image-text model, and prints descriptions.
-
-    Raises:
-      UserError: the library does not have this model, or a flag does not apply to it.
-    """
+    """Converts both encoders, and prints descriptions; raises UserError if unsupported."""
     from vit_jax.image_text import open_towers
     from vit_jax.interop.towers_format import Towers
     from vit_jax.interop.towers_writing import FORMATS, library_of_towers, save_towers
@@ -174,13 +162,7 @@ def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> N
 
 
 def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Converts a checkpoint, and prints the mapping of parameter names.
-
-    Args:
-      source: the checkpoint.
-      destination: file or folder to write.
-      changes: model arguments to change.
-    """
+    """Converts a checkpoint with changed model arguments, and prints the parameters' mapping."""
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
     if flags.FLAGS.depth_head:
@@ -188,36 +170,15 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
     if flags.FLAGS.probabilities:
         checkpoint = checkpoint._replace(probabilities=flags.FLAGS.probabilities)
     print(checkpoint.describe())
-    options, sources, done = fit(checkpoint, changes)
-    library = flags.FLAGS.to or library_of(destination, options)
-    check_destination(destination, library)
-    same_head = options.num_classes == checkpoint.options.num_classes
-    objective, shapes = objective_to_save(checkpoint, options, library)
+    notes = []
     with phase(f"writing {destination}"):
-        written = save(
-            destination,
-            library,
-            options,
-            lambda path: sources[path](),
-            checkpoint.preprocessing,
-            checkpoint.class_names if same_head else (),
-            objective,
-            shapes,
-            checkpoint.probabilities if same_head else "softmax",
-        )
-    for line in _mapping(checkpoint.mapped, written):
-        print(line)
-    for line in done.describe():
-        print(line)
-    if checkpoint.objective:
-        print(f"kept: {objective.count(shapes)}" if objective else left_out(checkpoint.objective))
-    for line in lost(
-        checkpoint.preprocessing, checkpoint.probabilities, options.image_size, library
-    ):
-        print(f"note: not written: {line}")
-    print(
-        f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit"
-    )
+        to = flags.FLAGS.to
+        written = write_checkpoint(checkpoint, destination, to, notes.append, **changes)
+    kept = [f"kept: {written.objective}"] if written.objective else []
+    mapping = _mapping(checkpoint.mapped, written.entries)
+    print("\n".join([*mapping, *written.fit.describe(), *kept, *notes]))
+    title = LIBRARIES[written.library].title
+    print(f"wrote {destination} for {title}; read back, it is the same bit for bit")
 
 
 def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) -> Checkpoint:
@@ -226,8 +187,6 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
     The backbone's position embeddings are then resized as in the authors' code.
 
     Args:
-      checkpoint: checkpoint of the backbone.
-      file: PyTorch file with the depth head.
       max_depth: maximum depth in metres; None: the data set in the file name determines it.
 
     Raises:
@@ -243,12 +202,7 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
-    """Returns lines that map parameter names between source, vit_jax and output.
-
-    A line contains the number of tensors, the name in vit_jax, the name in the source (if the
-    source has the parameter), and the name in the output. Parameters of different layers that only
-    differ in the layer's number share a line.
-    """
+    """Returns lines with the number of tensors, and their names in vit_jax, source and output."""
 
     def kind(*names):
         names = re.sub(r"stages/\d+/\d+", "stages/*/*", ", ".join(names))

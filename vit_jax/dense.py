@@ -37,10 +37,7 @@ OnUnreadable = Callable[[int, Unreadable | OSError], None]
 
 
 def objective_at(source: str) -> str | None:
-    """Returns the objective of a checkpoint, such as `segmentation`; None: unknown.
-
-    For a run, the result is the run's objective. For a folder with a depth head, it is `depth`.
-    """
+    """Returns the objective of a checkpoint, such as `segmentation`; None: unknown."""
     path = Path(split_checkpoint(source)[0])
     if not is_workdir(str(path)):
         # Heads for segmentation and detection predict classes. Class names are only stored in
@@ -148,11 +145,7 @@ def _load(
 
 
 class Predictor:
-    """Callable that applies a model with its head to images of any size.
-
-    Args:
-      crop: the run's evaluation transform.
-    """
+    """Callable that applies a model with its head to images of any size, with the run's crop."""
 
     def __init__(self, crop: TestCrop):
         self.crop = crop
@@ -161,7 +154,6 @@ class Predictor:
         """Returns the prediction of each image: classes or depths of its pixels, or its objects.
 
         Args:
-          model: the model.
           images: paths, PIL images or uint8 arrays of any size, as in `ImageModel.predict`.
           **options: arguments of `predict` of the model, such as a segmenter's `whole`.
         """
@@ -175,10 +167,7 @@ class Predictor:
     def stream(
         self, model: Any, source: Source, on_unreadable: OnUnreadable, **options: Any
     ) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the prediction of each readable image of a data source.
-
-        The arguments are described in `vit_jax.models.dense.dense_model.DenseModel.stream`.
-        """
+        """Yields index and prediction of each readable image, as in `DenseModel.stream`."""
         raise NotImplementedError
 
 
@@ -257,15 +246,7 @@ PREDICTORS: dict[str, Callable[[TestCrop], Predictor]] = {
 
 
 def placed_crop(crop: TestCrop, image: bytes | np.ndarray) -> tuple[Placement, np.ndarray]:
-    """Crops an image.
-
-    Returns:
-      The rectangle of the image that the crop shows, as a `Placement`; and the crop, uint8
-      `[height, width, 3]`.
-
-    Raises:
-      Unreadable: the image is damaged.
-    """
+    """Returns the shown rectangle, and the crop, uint8 `[height, width, 3]`; raises Unreadable."""
     opened = FixedCrop(crop).open(image)
     return crop.place(opened.height, opened.width), crop(opened)
 
@@ -305,11 +286,7 @@ def detections(
 
 
 def mask_quality(logits: np.ndarray) -> float:
-    """Returns the mean probability (sigmoid of the logits) of a mask's pixels; 0 for an empty mask.
-
-    Args:
-      logits: logits of the mask's pixels, `[pixels]`.
-    """
+    """Returns the mean sigmoid of the logits of a mask's pixels, `[pixels]`; 0: an empty mask."""
     return float((1 / (1 + np.exp(-logits))).mean()) if logits.size else 0.0
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.decode import Unreadable, decode, why_unreadable
+from vit_jax.data.decode import decode
 from vit_jax.data.image_files import ImageFiles
-from vit_jax.errors import UserError
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
-from vit_jax.mask_files import MOST_SHOWN, PAGE, mask_names, remove_earlier, save_image
+from vit_jax.mask_files import MOST_SHOWN, PAGE, predicted, remove_earlier, save_image
 from vit_jax.models.dense.depth_model import DepthModel
 from vit_jax.models.dense.palette import coloured_depth, depth_legend
 
@@ -23,14 +22,7 @@ MOST = 2**16 - 1  # Maximum value of a pixel, in units.
 
 
 def unit_of(farthest: float) -> float:
-    """Returns the finest unit of `UNITS` in which the given depth fits into 16 bits.
-
-    Args:
-      farthest: largest depth of the image in metres.
-
-    Returns:
-      The unit in metres, such as 0.001 for millimetres.
-    """
+    """Returns the finest unit of `UNITS`, in metres, in which a depth in metres fits 16 bits."""
     return next(unit for unit in UNITS if farthest <= MOST * unit)
 
 
@@ -40,10 +32,7 @@ def depth_image(depth: np.ndarray, unit: float) -> Image.Image:
 
 
 def in_colours(depth: np.ndarray) -> np.ndarray:
-    """Converts depths to colours, uint8 `[height, width, 3]`.
-
-    The colour scale spans the range of the depths.
-    """
+    """Converts depths to colours over their own range, uint8 `[height, width, 3]`."""
     return np.asarray(coloured_depth(depth, depth.min(), depth.max())).astype(np.uint8)
 
 
@@ -52,7 +41,7 @@ def write_depths(
     model: DepthModel,
     images: ImageFiles,
     log: Callable[[str], None],
-    on_depth: Callable[[str, str], None],
+    report: Callable[[str, str], None],
 ) -> int:
     """Writes depth maps, coloured pictures and a page; returns the number of images that were read.
 
@@ -61,36 +50,26 @@ def write_depths(
 
     Args:
       folder: folder into which `depth/`, `colours/` and `index.html` are written.
-      model: the model.
-      images: the images.
-      log: callback for messages about unreadable images and about the unit.
-      on_depth: callback that receives the path of each image and a description of its depths.
+      report: callback that receives the path of each image and a description of its depths.
 
     Raises:
       UserError: no image can be read.
     """
-    names = mask_names([images.path(index) for index in range(len(images))])
     unit, figures, written = unit_of(model.head.range[1]), [], []
     units = f"{UNITS[unit]} (config.data.depth_scale={unit:g})"
-
-    def skip(index: int, error: Unreadable | OSError) -> None:
-        log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
-
-    for index, depth in model.stream(images, skip):
-        written.append(names[index])
-        save_image(depth_image(depth, unit), folder / DEPTHS / f"{names[index]}.png")
+    for index, name, depth in predicted(model.stream, images, log):
+        written.append(name)
+        save_image(depth_image(depth, unit), folder / DEPTHS / f"{name}.png")
         colours = in_colours(depth)
-        save_image(Image.fromarray(colours), folder / COLOURS / f"{names[index]}.jpg")
+        save_image(Image.fromarray(colours), folder / COLOURS / f"{name}.jpg")
         nearest, median, farthest = np.quantile(depth, (0, 0.5, 1)).tolist()
         words = f"{nearest:.2f} to {farthest:.2f} m, median {median:.2f} m"
-        on_depth(images.describe(index), words)
+        report(images.describe(index), words)
         if len(figures) < MOST_SHOWN:
             pictures = [*map(image_address, (decode(images[index].image), colours))]
             figures.append(dict(name=images.describe(index), pictures=pictures, caption=words))
-    if not (num_read := len(written)):
-        raise UserError(f"none of the {len(images)} files is an image that can be read")
     remove_earlier(folder, written, {DEPTHS: ".png", COLOURS: ".jpg"})
-    note = f"Depth maps in {DEPTHS} are in {units}."
+    num_read, note = len(written), f"Depth maps in {DEPTHS} are in {units}."
     log(note)
     if num_read > MOST_SHOWN:
         note += f" The first {MOST_SHOWN} images; the others are in {DEPTHS} and {COLOURS}."

@@ -44,11 +44,7 @@ class UserError(ValueError):
 
 
 def mistake(error: BaseException) -> str | None:
-    """Returns the message that a command prints for an error, or None if the error is a bug.
-
-    UserErrors, file system errors and out-of-memory errors have a message. All other errors are
-    bugs.
-    """
+    """Returns a command's message for user, file system and memory errors; None: a bug."""
     if isinstance(error, UserError):
         message = str(error)
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
@@ -68,11 +64,7 @@ def mistake(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def readers_may_leave():
-    """Context manager that exits quietly if standard output is a closed pipe (`command | head`).
-
-    No traceback is printed. The exit code is 141, as for a process that the signal SIGPIPE has
-    ended.
-    """
+    """Context manager that exits quietly if standard output is a closed pipe (`command | head`)."""
     try:
         try:
             yield
@@ -95,11 +87,7 @@ def _unread(descriptor: int) -> bool:
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """Returns the size in bytes of the allocation that failed with an out-of-memory error.
-
-    The size is 0 if the error message does not contain it. For any other kind of error the function
-    returns None.
-    """
+    """Returns the bytes of a failed allocation; 0: not in the message; None: another error."""
     text = str(error)
     of_device = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text
     of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM

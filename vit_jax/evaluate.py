@@ -96,11 +96,7 @@ def main(arguments: list[str]) -> None:
 
 
 def check_applicable(given: Sequence[str]) -> None:
-    """Raises UserError if a suite is unknown, or if no chosen suite has a flag that is given.
-
-    Args:
-      given: names of the flags of suites that are given.
-    """
+    """Raises UserError if a suite is unknown, or if no chosen suite has a flag that is given."""
     chosen = chosen_suites(SUITE.value)
     for name in given:
         if not any(name in suite.options for suite in chosen):
@@ -120,16 +116,7 @@ def _check_measured(results: Results) -> None:
 
 
 def parsed(name: str, option: SuiteOption, value):
-    """Returns the parsed value of a suite's flag.
-
-    Args:
-      name: name of the flag.
-      option: the suite's option.
-      value: value of the flag as text; for a repeated flag, a list of texts.
-
-    Raises:
-      UserError: the value is invalid.
-    """
+    """Returns a suite's flag, parsed from a text or from texts, or raises UserError."""
     try:
         return option.parse(value)
     except UserError as error:

@@ -53,11 +53,7 @@ from vit_jax.shipped import EXPERIMENTS, demand_checkout
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the command with its arguments, as in the module's docstring.
-
-    Raises:
-      UserError: the experiment does not exist, data are missing, or a run failed.
-    """
+    """Runs the command with its arguments, as in the module's docstring."""
     flags = [argument for argument in arguments if argument.startswith("-")]
     name, *rest = [argument for argument in arguments if argument not in flags] or [""]
     if not name and {"-h", "--help"} & {*arguments}:
@@ -76,11 +72,7 @@ def main(arguments: list[str]) -> None:
 
 
 def keep_record(names_and_folders: list[str], flags: list[str]) -> None:
-    """Writes the record of an experiment's results, given the folders of its runs.
-
-    Args:
-      names_and_folders: name of the experiment, and the folders.
-      flags: `--verdict=TEXT`, or empty.
+    """Writes the record of an experiment's results, given the folders of its runs and a verdict.
 
     Raises:
       UserError: the name or the folders are missing.
@@ -100,12 +92,7 @@ def keep_record(names_and_folders: list[str], flags: list[str]) -> None:
 
 
 def run_experiment(name: str, arguments: list[str]) -> None:
-    """Runs an experiment, or prints its plan.
-
-    Args:
-      name: name or file of the experiment.
-      arguments: the arguments of the command, including the name.
-    """
+    """Runs an experiment, given by its name or its file, or prints its plan."""
     experiment = load(name)
     parsed = parse(name, experiment, [argument for argument in arguments if argument != name])
     out, plan, scale, shortened = (parsed.pop(key) for key in ("out", "plan", "scale", "steps"))
@@ -127,11 +114,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Experiment:
-    """Loads an experiment, given its name or its file.
-
-    Raises:
-      UserError: the experiment does not exist.
-    """
+    """Loads an experiment by its name or its file; raises UserError if it does not exist."""
     file = Path(name) if name.endswith(".py") else EXPERIMENTS / f"{name}.py"
     if not file.is_file():
         raise UserError(f"there is no experiment {name!r}; {nearest(name, names())}")
@@ -176,20 +159,11 @@ def print_experiment(name: str, experiment: Experiment, recorded: dict) -> None:
 
 
 def price(recorded: dict, name: str) -> str:
-    """Returns a text with the device-days that an experiment needs at the paper's scale.
-
-    The text is empty if the device-days are unknown.
-
-    Args:
-      recorded: all records, by name. The record `prices` contains the device-days.
-      name: name of the experiment.
-    """
+    """Returns the device-days at the paper's scale from the record `prices`; empty: unknown."""
     days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
-    return (
-        ""
-        if days is None
-        else ", " + ", ".join(f"{days[chip]:,.0f} {chip} device-days" for chip in days)
-    )
+    if days is None:
+        return ""
+    return ", " + ", ".join(f"{days[chip]:,.0f} {chip} device-days" for chip in days)
 
 
 def write_ledger() -> None:

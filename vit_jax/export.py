@@ -78,19 +78,14 @@ def main(arguments: list[str]) -> None:
         _export_dense(source, file, task)
         return
     from vit_jax.interop.open import open_checkpoint
-    from vit_jax.interop.programs import as_served, metadata_of
-    from vit_jax.load import build_model
+    from vit_jax.interop.programs import metadata_of
 
     changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
-    if (size := _image_size()) is not None:
+    if (size := command.parse_image_size(IMAGE_SIZE.value)) is not None:
         changes["image_size"] = size
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, changes.get("image_size"))
-        exact = model = as_served(
-            build_model(checkpoint, log=print_line, dtype=DTYPE.value, **changes)
-        )
-        if DTYPE.value != "float32":
-            exact = build_model(checkpoint, log=str, dtype="float32", **changes)
+        model, exact = _built(checkpoint, changes)
     program = _of_images(
         model, exact, metadata_of(model, _pixel_dtype(), checkpoint.preprocessing), "logits"
     )
@@ -102,8 +97,17 @@ def main(arguments: list[str]) -> None:
             print("the checkpoint has no class names: none are written")
 
 
-def _image_size() -> int | tuple[int, int] | None:
-    return command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
+def _built(checkpoint, changes: dict[str, Any], complete: Callable = lambda model: model) -> tuple:
+    """Builds a model, with `complete` applied, in the program's dtype and in float32."""
+    from vit_jax.interop.programs import as_served
+    from vit_jax.load import build_model
+
+    model = as_served(
+        complete(build_model(checkpoint, log=print_line, dtype=DTYPE.value, **changes))
+    )
+    if DTYPE.value == "float32":
+        return model, model
+    return model, as_served(complete(build_model(checkpoint, log=str, dtype="float32", **changes)))
 
 
 def _pixel_dtype() -> np.dtype:
@@ -114,25 +118,15 @@ def _export_dense(source: str, file: Path, task: str) -> None:
     """Exports the model of a segmentation, depth or detection run, with its head."""
     from vit_jax.interop.dense import TASKS, with_head
     from vit_jax.interop.open import open_checkpoint
-    from vit_jax.interop.programs import Objects, as_served, dense_metadata_of
-    from vit_jax.load import build_model
+    from vit_jax.interop.programs import Objects, dense_metadata_of
 
     if NUM_CLASSES.value is not None:
         raise UserError(f"--num_classes does not apply to a {task} run: its head has the classes")
-    size = _image_size()
+    size = command.parse_image_size(IMAGE_SIZE.value)
     changes = {} if size is None else {"image_size": size}
     with phase(f"reading {source}"):
         checkpoint = open_checkpoint(source, size)
-        model, exact = (
-            as_served(
-                with_head(
-                    TASKS[task],
-                    checkpoint,
-                    build_model(checkpoint, log=log, dtype=dtype, **changes),
-                )
-            )
-            for dtype, log in ((DTYPE.value, print_line), ("float32", str))
-        )
+        model, exact = _built(checkpoint, changes, partial(with_head, TASKS[task], checkpoint))
     metadata = dense_metadata_of(model, _pixel_dtype(), checkpoint.preprocessing)
     program = _of_images(model, exact, metadata, model.output[0])
     if task == "detection":
@@ -148,13 +142,12 @@ def _export_tower(source: str, file: Path) -> None:
     """Exports the image encoder or the text encoder of an image-text model."""
     from vit_jax.image_text import open_towers
     from vit_jax.interop import programs
-    from vit_jax.load import build_model
 
     if NUM_CLASSES.value is not None:
         raise UserError("--num_classes does not apply to a --tower, which has no classes")
     if TOWER.value == "text" and (UINT8.value or IMAGE_SIZE.value):
         raise UserError("--uint8 and --image_size are of images: leave them out of --tower=text")
-    size = _image_size()
+    size = command.parse_image_size(IMAGE_SIZE.value)
     with phase(f"reading {source}"):
         checkpoint, text_part = open_towers(source, size)
         print_line(text_part.describe())
@@ -172,10 +165,7 @@ def _export_tower(source: str, file: Path) -> None:
         _write_and_describe(file, program)
         return
     changes = {} if size is None else {"image_size": size}
-    model, exact = (
-        programs.as_served(build_model(checkpoint, log=log, dtype=dtype, **changes))
-        for dtype, log in ((DTYPE.value, print_line), ("float32", str))
-    )
+    model, exact = _built(checkpoint, changes)
     metadata = programs.metadata_of(model, _pixel_dtype(), checkpoint.preprocessing)
     metadata.pop("class_names", None)
     program = _of_images(model, exact, metadata | programs.similarity_of(text_part), "embeddings")
@@ -185,25 +175,15 @@ def _export_tower(source: str, file: Path) -> None:
 
 
 class Program(NamedTuple):
-    """A program to be exported.
+    """A program to be exported."""
 
-    Attributes:
-      model: the model in the program's dtype.
-      exact: the model in float32.
-      names: names of the input and the outputs.
-      shape: shape of the input without the batch axis.
-      dtype: dtype of the input.
-      metadata: information for a server, such as class names.
-      draw: function from a batch size to random inputs.
-    """
-
-    model: Any
-    exact: Any
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    metadata: dict[str, Any]
-    draw: Callable[[int], np.ndarray]
+    model: Any  # The model in the program's dtype.
+    exact: Any  # The model in float32.
+    names: tuple[str, ...]  # Names of the input and the outputs.
+    shape: tuple[int, ...]  # Shape of the input without the batch axis.
+    dtype: np.dtype  # Dtype of the input.
+    metadata: dict[str, Any]  # Information for a server, such as class names.
+    draw: Callable[[int], np.ndarray]  # Function from a batch size to random inputs.
 
 
 def _of_images(model, exact, metadata: dict[str, Any], output: str) -> Program:
@@ -244,9 +224,7 @@ def check_file(file: Path) -> None:
 
 
 def write(file: Path, program: Program) -> float:
-    """Writes a program to a new file. The file's suffix determines the format.
-
-    The program's outputs are first compared with the model's.
+    """Compares a program with the model, and writes it to a new file in its suffix's format.
 
     Returns:
       The largest difference between the outputs of program and model, divided by the largest

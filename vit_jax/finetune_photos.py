@@ -88,10 +88,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _of_short_flags(arguments: list[str]) -> dict[str, Any]:
-    """Returns the config values, by dotted key, that the argument PHOTOS and the short flags set.
-
-    Short flags are those without the prefix `config.`, such as `--from` and `--minutes`.
-    """
+    """Returns the config values, by dotted key, that PHOTOS and the short flags set."""
     short = {"data.groups": GROUP.value, "data.balance": BALANCE.value, "minutes": MINUTES.value}
     short["finetune.checkpoint"] = FROM.value and checkpoint_of(FROM.value)
     short["data.path"] = arguments[0] if arguments else None

@@ -178,7 +178,6 @@ def zero_shot(
     Args:
       model: an image-text model.
       images: as in `ImageModel.predict`: paths, PIL images or arrays of any size.
-      class_names: names of the classes.
       templates: prompt templates, with `{}` for the class name. The embedding of a class is the
         mean over the templates.
       top: maximum number of classes for each image; None: 3.

@@ -30,15 +30,7 @@ Likeliest = tuple[np.ndarray, np.ndarray]
 
 
 class Predictor:
-    """Callable that predicts the classes of images, with a checkpoint's preprocessing.
-
-    The model is compiled once for each batch size and number of returned classes. It is not
-    compiled again if its parameters change.
-
-    Args:
-      checkpoint: the checkpoint with the preprocessing.
-      probabilities: function from logits to probabilities: `softmax` or `sigmoid`.
-    """
+    """Callable that predicts classes with a checkpoint's preprocessing and its `probabilities`."""
 
     def __init__(self, checkpoint: Checkpoint, probabilities: str):
         self._checkpoint, self._probabilities = checkpoint, probabilities
@@ -56,7 +48,6 @@ class Predictor:
         """Predicts the most likely classes of images.
 
         Args:
-          model: the model.
           images: paths, PIL images or arrays, as for `ImageModel.predict`.
           class_names: names of all classes; empty: their indices are used as names.
           top: maximum number of classes for each image. None: 3 classes without `threshold`, all
@@ -101,11 +92,7 @@ class Predictor:
             yield jax.device_get(self._compiled[top](model, jnp.asarray(batch)))
 
     def _read_batches(self, model: ImageModel, source: Source, top: int) -> Iterator[Likeliest]:
-        """Yields the predictions of each batch of images of a data source.
-
-        Raises:
-          UserError: an image cannot be read.
-        """
+        """Yields the predictions of each batch of images of a data source that must be readable."""
         # The batch size is a power of two, to compile only few batch sizes.
         batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())
         graphdef, params = nnx.split(model)
@@ -161,10 +148,7 @@ def image_source(images: Any) -> Source:
 
 
 def _as_arrays(images: Any) -> Any:
-    """Converts nested lists of numbers: an image to an array, several images to a list of arrays.
-
-    All other values are returned unchanged.
-    """
+    """Converts nested lists of numbers to an array, or to a list of arrays."""
     if not (isinstance(images, list) and images and isinstance(images[0], list)):
         return images
     if from_lists(images[0]).ndim < 3:

@@ -301,7 +301,6 @@ def _changed(
     """Returns the config with changed values.
 
     Args:
-      config: the config.
       short: values of the calling function's arguments, such as `minutes`, by dotted key. Values
         that are None are ignored.
       values: the user's other values, by dotted key; None: no other values.
@@ -325,8 +324,5 @@ def _changed(
 
 
 def _describes_model(key: str) -> bool:
-    """Returns True for a key of `config.model` that defines the model, such as `model.dim`.
-
-    Other keys only determine how the model is computed, such as `model.dtype`.
-    """
+    """Returns True for a key that defines the model (`model.dim`), not how it is computed."""
     return key.startswith("model.") and VALUES[key].default is None and not VALUES[key].operational

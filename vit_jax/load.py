@@ -120,7 +120,6 @@ def build_model(
     """Builds the model of an open checkpoint.
 
     Args:
-      checkpoint: the checkpoint.
       log: callback for each line of the log.
       weights: entry in the registry of published weights; None: the weights are not published.
       **changes: arguments of the model to change, as in `load_model`.
@@ -142,10 +141,7 @@ def build_model(
 
 
 def _preprocessing_differences(weights: Weights, checkpoint: Checkpoint) -> str:
-    """Describes differences between the preprocessing of a checkpoint and of the registry.
-
-    Without differences, the result is an empty string.
-    """
+    """Describes how the preprocessing of a checkpoint differs from the registry's; empty: equal."""
     if (preprocessing := checkpoint.preprocessing) is None:
         return ""
     values = dict(

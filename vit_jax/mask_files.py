@@ -2,8 +2,9 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -21,12 +22,7 @@ LEAST_SHARE = 0.005  # A class is listed if it has at least this share of the im
 
 
 def new_folder(name: str, overwrite: bool) -> Path:
-    """Checks the folder of the flag `--out`, and returns its path. The folder is not created.
-
-    Raises:
-      UserError: `name` is a file; or the folder contains files and `overwrite` is False; or its
-        parent folder does not exist.
-    """
+    """Returns the folder of `--out`, not created; raises UserError for a file or used folder."""
     folder = Path(name).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out={name} is a file: masks are written to a folder")
@@ -54,12 +50,29 @@ def mask_names(paths: Sequence[str]) -> list[str]:
     return short if len({*short}) == len({*named}) else named
 
 
+def predicted(
+    stream: Callable[..., Iterable[tuple[int, Any]]],
+    images: ImageFiles,
+    log: Callable[[str], None],
+) -> Iterator[tuple[int, str, Any]]:
+    """Yields index, mask's name and prediction of readable images; raises UserError if none."""
+    names, index = mask_names([images.path(index) for index in range(len(images))]), None
+
+    def skip(index: int, error: Unreadable | OSError) -> None:
+        log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
+
+    for index, prediction in stream(images, skip):
+        yield index, names[index], prediction
+    if index is None:
+        raise UserError(f"none of the {len(images)} files is an image that can be read")
+
+
 def write_masks(
     folder: Path,
     segmenter: Segmenter,
     images: ImageFiles,
     log: Callable[[str], None],
-    on_mask: Callable[[str, list[tuple[str, float]]], None],
+    report: Callable[[str, str], None],
 ) -> int:
     """Writes the masks of images, overlays and a page; returns the number of images that were read.
 
@@ -69,34 +82,23 @@ def write_masks(
 
     Args:
       folder: folder into which `masks/`, `overlays/` and `index.html` are written.
-      segmenter: the segmenter.
-      images: the images.
-      log: callback for messages about unreadable images.
-      on_mask: callback that receives the path of each image and its classes: (class, share of the
-        pixels), the largest share first.
+      report: callback that receives the path of each image and a description of its classes.
 
     Raises:
       UserError: no image can be read.
     """
-    names = mask_names([images.path(index) for index in range(len(images))])
     segments, written = Segments(segmenter.class_names), []
-
-    def skip(index: int, error: Unreadable | OSError) -> None:
-        log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
-
-    for index, mask in segmenter.stream(images, skip):
-        written.append(names[index])
+    for index, name, mask in predicted(segmenter.stream, images, log):
+        written.append(name)
         image = decode(images[index].image)
-        save_image(palette_image(mask), folder / MASKS / f"{names[index]}.png")
-        save_image(Image.fromarray(overlay(image, mask)), folder / OVERLAYS / f"{names[index]}.jpg")
-        shares = class_shares(mask, segmenter.class_names)
-        on_mask(images.describe(index), shares)
+        save_image(palette_image(mask), folder / MASKS / f"{name}.png")
+        save_image(Image.fromarray(overlay(image, mask)), folder / OVERLAYS / f"{name}.jpg")
+        words = shares_in_words(class_shares(mask, segmenter.class_names))
+        report(images.describe(index), words)
         if len(segments) < MOST_SHOWN:
-            segments.add(images.describe(index), image, [mask], shares_in_words(shares))
-    if not (num_read := len(written)):
-        raise UserError(f"none of the {len(images)} files is an image that can be read")
+            segments.add(images.describe(index), image, [mask], words)
     remove_earlier(folder, written, {MASKS: ".png", OVERLAYS: ".jpg"})
-    note = "images, and their classes"
+    num_read, note = len(written), "images, and their classes"
     if num_read > MOST_SHOWN:
         note = f"the first {MOST_SHOWN} {note}; the others are in {MASKS} and {OVERLAYS}"
     values = dict(title=f"{num_read:,} segmented images", segments=segments.values(note))
@@ -124,7 +126,6 @@ def remove_earlier(folder: Path, written: Collection[str], suffixes: Mapping[str
     kept.
 
     Args:
-      folder: folder of the predictions.
       written: names of the images whose files were written, as returned by `mask_names`.
       suffixes: suffix of the files by folder in `folder`. An image has a file in each of them.
     """

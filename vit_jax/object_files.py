@@ -1,5 +1,6 @@
 """Writes predicted objects of images as a COCO file, overlays, and a page with the overlays."""
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,14 +10,14 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vit_jax.data.decode import Unreadable, decode, why_unreadable
+from vit_jax.data.decode import decode
 from vit_jax.data.fields import Boxes
 from vit_jax.data.image_files import ImageFiles
 from vit_jax.data.map_files import run_lengths
-from vit_jax.errors import UserError, as_text
+from vit_jax.errors import as_text
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
-from vit_jax.mask_files import MOST_SHOWN, OVERLAYS, PAGE, mask_names, remove_earlier, save_image
+from vit_jax.mask_files import MOST_SHOWN, OVERLAYS, PAGE, predicted, remove_earlier, save_image
 from vit_jax.models.dense.detector import Detections, Detector
 from vit_jax.models.dense.palette import class_legend, object_colour
 
@@ -29,7 +30,7 @@ def write_objects(
     images: ImageFiles,
     threshold: float,
     log: Callable[[str], None],
-    on_objects: Callable[[str, str], None],
+    report: Callable[[str, str], None],
 ) -> int:
     """Writes the objects of images, overlays and a page; returns the number of images read.
 
@@ -38,24 +39,16 @@ def write_objects(
 
     Args:
       folder: folder into which `objects.json`, `overlays/` and `index.html` are written.
-      detector: the detector.
-      images: the images.
-      threshold: minimum score of an object.
-      log: callback for messages about unreadable images.
-      on_objects: callback that receives the path of each image and a description of its objects.
+      report: callback that receives the path of each image and a description of its objects.
 
     Raises:
       UserError: no image can be read.
     """
-    names = mask_names([images.path(index) for index in range(len(images))])
     rows: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": []}
     figures, written = [], []
     overwrites = (folder / OBJECTS).is_file()
-
-    def skip(index: int, error: Unreadable | OSError) -> None:
-        log(f"unreadable image skipped: {images.describe(index)} ({why_unreadable(error)})")
-
-    for index, objects in detector.stream(images, skip, threshold=threshold):
+    stream = functools.partial(detector.stream, threshold=threshold)
+    for index, name, objects in predicted(stream, images, log):
         image = decode(images[index].image)
         height, width = image.shape[:2]
         number = len(rows["images"])
@@ -64,21 +57,19 @@ def write_objects(
         # Ids start at 1, because in ground truth pycocotools interprets the id 0 as "not found".
         rows["annotations"] += annotations(objects, number, len(rows["annotations"]) + 1)
         drawn = overlay(image, objects, detector.class_names)
-        written.append(names[index])
-        save_image(drawn, folder / OVERLAYS / f"{names[index]}.jpg")
+        written.append(name)
+        save_image(drawn, folder / OVERLAYS / f"{name}.jpg")
         words = in_words(objects, detector.class_names)
-        on_objects(images.describe(index), words)
+        report(images.describe(index), words)
         if len(figures) < MOST_SHOWN:
             pictures = [image_address(np.asarray(drawn))]
             figures.append(dict(name=images.describe(index), pictures=pictures, caption=words))
-    if not rows["images"]:
-        raise UserError(f"none of the {len(images)} files is an image that can be read")
     if overwrites:
         remove_earlier(folder, written, {OVERLAYS: ".jpg"})
     categories = [dict(id=label, name=name) for label, name in enumerate(detector.class_names)]
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / OBJECTS, json.dumps(rows | {"categories": categories}))
-    count = len(rows["images"])
+    count = len(written)
     note = f"Objects with a score of {threshold:g} or more."
     if count > MOST_SHOWN:
         note += f" The first {MOST_SHOWN} images; the others are in {OVERLAYS}."
@@ -91,13 +82,7 @@ def write_objects(
 
 
 def annotations(objects: Detections, image: int, first: int) -> list[dict[str, Any]]:
-    """Converts objects to annotations of a COCO file.
-
-    Args:
-      objects: the objects.
-      image: id of the image.
-      first: id of the first annotation. Later annotations have the following numbers as ids.
-    """
+    """Converts objects to annotations of a COCO file, with ids that start at `first`."""
     rows = []
     for place, (corners, label, score) in enumerate(zip(*objects[:3], strict=True)):
         left, top, right, bottom = corners.tolist()
@@ -114,13 +99,7 @@ def annotations(objects: Detections, image: int, first: int) -> list[dict[str, A
 def overlay(
     image: np.ndarray, objects: Detections | Boxes, class_names: Sequence[str]
 ) -> Image.Image:
-    """Draws objects over an image: masks, boxes, classes, and the scores of predictions.
-
-    Args:
-      image: uint8 `[height, width, 3]`.
-      objects: predicted or true objects.
-      class_names: names of all classes.
-    """
+    """Draws objects (masks, boxes, classes, scores) over a uint8 `[height, width, 3]` image."""
     if objects.masks is not None:
         for mask, label in zip(objects.masks[::-1], objects.labels[::-1], strict=True):
             colour = object_colour(int(label))
@@ -142,11 +121,7 @@ def overlay(
 
 
 def _remarks(objects: Detections | Boxes) -> list[str]:
-    """Returns a text for each object, which is appended to the name of the object's class.
-
-    For a predicted object, the text is its score, such as ` 92%`. For a true box that contains a
-    crowd of objects, it is `, crowd`. For other true objects, it is empty.
-    """
+    """Returns the text after an object's class: its score, `, crowd` for a crowd, or empty."""
     if isinstance(objects, Detections):
         return [f" {score:.0%}" for score in objects.scores.tolist()]
     crowd = [False] * len(objects.labels) if objects.crowd is None else objects.crowd.tolist()

@@ -11,19 +11,17 @@ CONFIG, MANIFEST = "config.json", "manifest.json"  # Every workdir contains both
 
 
 def check_path(value: object, name: str, instead: str = "") -> None:
-    """Raises UserError if an argument is not a path.
-
-    Args:
-      value: the argument.
-      name: name of the argument.
-      instead: description of the expected path. The error message contains "must be the path of"
-        and this description. Empty: "a folder".
-    """
+    """Raises UserError if `value` is no path; the message asks for `instead`, or a folder."""
     if not isinstance(value, str | os.PathLike):
         raise UserError(
             f"{name} is of type {type(value).__name__}, and must be the path of "
             f"{instead or 'a folder'}"
         )
+
+
+def user_cache() -> Path:
+    """Returns the package's folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vit_jax"
 
 
 def is_url(source: object) -> bool:
@@ -32,11 +30,7 @@ def is_url(source: object) -> bool:
 
 
 def absolute(path: str | Path) -> Path:
-    """Returns the absolute path. `~` is expanded, because shells do not expand it in --flag=~/x.
-
-    Raises:
-      UserError: the path is the URL of a bucket.
-    """
+    """Returns the absolute path, with `~` expanded; raises UserError for a bucket's URL."""
     if is_url(path):
         raise UserError(
             f"Unsupported: a bucket as the place of {path}. Give a folder, and copy it there."

@@ -77,16 +77,7 @@ def _check_size(is_tpu: bool) -> None:
 
 
 def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> list:
-    """Prints a ranking of meshes and rematerialization policies; returns the estimates.
-
-    Args:
-      config: config of the run.
-      job: amount of work of the run.
-      where: the slice or machine.
-      prices: prices of devices.
-      planner: function that estimates a run.
-      counts_traffic: True: the estimates include communication between devices.
-    """
+    """Prints a ranking of meshes and remat policies, with or without traffic; returns estimates."""
     from vit_jax.planning import choices
 
     plans = choices.sweep(config, job, where, prices, _log, planner)
@@ -99,21 +90,7 @@ def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> li
 
 
 def print_plan(config, job, where, prices, planner) -> list:
-    """Prints the estimate of the config's run.
-
-    If the run does not fit into memory, also prints a small change of the config that makes the run
-    fit.
-
-    Args:
-      config: config of the run.
-      job: amount of work of the run.
-      where: the slice or machine.
-      prices: prices of devices.
-      planner: function that estimates a run.
-
-    Returns:
-      The printed estimates.
-    """
+    """Prints and returns the run's estimate and, if it does not fit, that of a change that does."""
     from vit_jax.planning import choices
     from vit_jax.planning.estimate import table
 

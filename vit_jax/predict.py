@@ -67,9 +67,7 @@ OUT = flags.DEFINE_string(
 )
 EMBED = flags.DEFINE_string("embed", None, "Write features to this .safetensors or .parquet file.")
 OVERWRITE = flags.DEFINE_bool(
-    "overwrite",
-    False,
-    "Replace the file of --out or --embed, or the predictions in a folder.",
+    "overwrite", False, "Replace the file of --out or --embed, or the predictions in a folder."
 )
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
@@ -131,7 +129,7 @@ def main(arguments: list[str]) -> None:
 
     classifier = open_classifier(
         CHECKPOINT.value,
-        image_size=command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None,
+        image_size=command.parse_image_size(IMAGE_SIZE.value),
         resize=RESIZE.value,
         merge_tokens=MERGE_TOKENS.value,
         decode=DECODE.value,
@@ -156,10 +154,6 @@ def exit_if_skipped(images: ImageFiles, num_read: int) -> None:
 def dense(objective: str, arguments: list[str]) -> None:
     """Writes the masks, objects or depths of images into a folder.
 
-    Args:
-      objective: `segmentation`, `detection` or `depth`.
-      arguments: images, folders and patterns.
-
     Raises:
       UserError: a flag only applies to classifiers, the folder contains files, or no image can be
         read.
@@ -181,60 +175,37 @@ def dense(objective: str, arguments: list[str]) -> None:
     for line in images.note():
         print_line(line)
     command.use_compilation_cache()
-    size = command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
-    loaded = dict(image_size=size, decode=DECODE.value, log=print_line)
-    num_read = WRITERS[objective](folder, images, loaded)
+    num_read = write_dense(objective, folder, images)
     print_line(f"{what} of {num_read:,} images in {folder}; page: {folder / PAGE}")
     exit_if_skipped(images, num_read)
 
 
-def segment(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
-    """Writes the masks of images, and returns the number of images that were read."""
-    from vit_jax.dense import load_segmenter
-    from vit_jax.mask_files import shares_in_words, write_masks
+def write_dense(objective: str, folder: Path, images: ImageFiles) -> int:
+    """Writes masks, objects or depths, and returns the number of images that were read."""
+    from vit_jax.dense import load_depth, load_detector, load_segmenter
 
-    segmenter = load_segmenter(CHECKPOINT.value, **loaded)
-    return write_masks(
-        folder,
-        segmenter,
-        images,
-        log=print_line,
-        on_mask=lambda path, shares: print(f"{path}  {shares_in_words(shares)}"),
-    )
+    size = command.parse_image_size(IMAGE_SIZE.value)
+    loaded = dict(image_size=size, decode=DECODE.value, log=print_line)
 
+    def report(path: str, words: str) -> None:
+        print(f"{path}  {words}")
 
-def detect(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
-    """Writes the objects of images, and returns the number of images that were read."""
-    from vit_jax.dense import load_detector
+    if objective == "segmentation":
+        from vit_jax.mask_files import write_masks
+
+        segmenter = load_segmenter(CHECKPOINT.value, **loaded)
+        return write_masks(folder, segmenter, images, print_line, report)
+    if objective == "depth":
+        from vit_jax.depth_files import write_depths
+
+        model = load_depth(CHECKPOINT.value, **loaded)
+        return write_depths(folder, model, images, print_line, report)
     from vit_jax.models.dense.detector import least_score
     from vit_jax.object_files import write_objects
 
     detector = load_detector(CHECKPOINT.value, **loaded)
-    return write_objects(
-        folder,
-        detector,
-        images,
-        least_score(THRESHOLD.value),
-        log=print_line,
-        on_objects=lambda path, words: print(f"{path}  {words}"),
-    )
-
-
-def estimate_depth(folder: Path, images: ImageFiles, loaded: dict[str, Any]) -> int:
-    """Writes the depth maps of images, and returns the number of images that were read."""
-    from vit_jax.dense import load_depth
-    from vit_jax.depth_files import write_depths
-
-    return write_depths(
-        folder,
-        load_depth(CHECKPOINT.value, **loaded),
-        images,
-        log=print_line,
-        on_depth=lambda path, words: print(f"{path}  {words}"),
-    )
-
-
-WRITERS = {"segmentation": segment, "detection": detect, "depth": estimate_depth}
+    score = least_score(THRESHOLD.value)
+    return write_objects(folder, detector, images, score, print_line, report)
 
 
 def check_embed(file: Path, others: Sequence[flags.FlagHolder]) -> None:
@@ -259,12 +230,7 @@ def print_line(line: str) -> None:
 def computed(
     classifier: "Classifier", images: ImageFiles, compute: Callable
 ) -> Iterator[tuple[list[str], np.ndarray, Any]]:
-    """Computes values of all images in batches.
-
-    Args:
-      classifier: the model and its evaluation transform.
-      images: the images.
-      compute: function `(model, images) -> values`.
+    """Computes `compute(model, images)` of all images in batches.
 
     Yields:
       For each batch: the paths of its readable images; a mask, bool `[batch]`, which is True for
@@ -312,13 +278,7 @@ def write_features(file: Path, classifier: "Classifier", images: ImageFiles) -> 
 def write_predictions(
     file: Path | None, form: str, classifier: "Classifier", images: ImageFiles
 ) -> int:
-    """Writes the predictions of images, and returns the number of images that were read.
-
-    Args:
-      file: the file; None: standard output.
-      form: the format, as returned by `output_format`.
-      classifier: the model, its evaluation transform and class names.
-      images: the images.
+    """Writes the predictions of images to a file or standard output; returns how many were read.
 
     Raises:
       UserError: the model has no head, or none of the images can be read.
@@ -350,11 +310,7 @@ def write_predictions(
 
 
 def output_format() -> str:
-    """Returns the format of the predictions: `text`, `csv` or `json`.
-
-    Raises:
-      UserError: the flags contradict each other, or the file's suffix is unknown.
-    """
+    """Returns the predictions' format: `text`, `csv` or `json`; raises UserError if unclear."""
     asked = [name for name, flag in (("csv", CSV), ("json", JSON)) if flag.value]
     if len(asked) > 1:
         raise UserError("--csv and --json are two formats: give one of them")
@@ -371,11 +327,7 @@ def output_format() -> str:
 
 
 def new_file(flag: flags.FlagHolder) -> Path | None:
-    """Returns the path of an output flag; None if the flag is not set.
-
-    Raises:
-      UserError: the file exists and `--overwrite` is not set, or the file's folder does not exist.
-    """
+    """Returns the path of an output flag; None: unset. Raises UserError if it is unusable."""
     if not flag.value:
         return None
     file = Path(flag.value).expanduser()

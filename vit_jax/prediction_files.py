@@ -31,13 +31,7 @@ def most_named(top: int, threshold: float | None, probabilities: str) -> int:
 
 @contextlib.contextmanager
 def written_to(file: Path | None, form: str, columns: int) -> Iterator[Callable[[Any], None]]:
-    """Yields a function that writes a prediction. A file is written atomically.
-
-    Args:
-      file: the file; None: standard output.
-      form: `text`, `csv` or `json`.
-      columns: number of (class, probability) pairs in a row of CSV.
-    """
+    """Yields a function that writes predictions to a file, atomically, or to standard output."""
     if file is None:
         yield writer_of(sys.stdout, form, columns)
         return

@@ -112,11 +112,7 @@ def main(arguments: list[str]) -> None:
 
 
 def read_options() -> writer.Options:
-    """Returns the options of the data set, as set by the flags.
-
-    Raises:
-      UserError: a flag has an invalid value, or requires another flag.
-    """
+    """Returns the data set's options, as set by the flags; raises UserError if invalid."""
     values = flags.FLAGS
     if not all(count.isdecimal() and int(count) for count in values.shots):
         raise UserError(
@@ -155,12 +151,7 @@ def read_options() -> writer.Options:
 
 
 def print_result(done: writer.Prepared, retrieved: bool) -> None:
-    """Prints the numbers of written and skipped examples, and the flags to train on the data set.
-
-    Args:
-      done: the data set.
-      retrieved: whether images similar to curated data sets were selected (`--retrieve_for`).
-    """
+    """Prints the numbers of written and skipped examples, and the flags to train on them."""
     made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())
     line = f"{done.folder}: {made} examples"
     if done.removed:
@@ -179,10 +170,7 @@ def print_result(done: writer.Prepared, retrieved: bool) -> None:
 
 
 def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
-    """Returns a function that computes embeddings of images with a checkpoint's model.
-
-    The model has no head, and images are resized to squares.
-    """
+    """Returns a function that computes embeddings of square images with a checkpoint's model."""
     import jax
     import numpy as np
     from flax import nnx
@@ -317,10 +305,7 @@ class Beam:
 
 
 class PhaseProgress:
-    """Shows the progress of a phase: share, examples/s and time left.
-
-    In a terminal a single line is updated. Elsewhere two lines are printed each minute.
-    """
+    """Shows the progress of a phase: in a terminal in one line, elsewhere twice a minute."""
 
     def __init__(self, tasks: list[WorkItem], what: str, unit: str):
         self._what, self._unit = what, unit

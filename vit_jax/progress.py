@@ -21,11 +21,7 @@ class Pace:
         self._later, self._begun, self._last = later, time.monotonic(), float("-inf")
 
     def due(self, least: float = 1) -> bool:
-        """Returns True if another line may be written now.
-
-        Two conditions must hold: the rate limit allows a line, and the last line was written at
-        least `least` seconds ago.
-        """
+        """Returns True if the rate limit allows a line, `least` seconds after the last one."""
         now = time.monotonic()
         return now - self._last >= max(least, 1 if now - self._begun < MINUTE else self._later)
 
@@ -46,10 +42,7 @@ class MovingLine:
         return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel")
 
     def show(self, text: str, end: str = "") -> None:
-        """Replaces the line by `text`, followed by `end`.
-
-        If the line is longer than the terminal's width, the end of `text` is cut off.
-        """
+        """Replaces the line by `text`, cut off at the terminal's width, and `end`."""
         width = shutil.get_terminal_size().columns - 1
         text = text[: max(0, width - len(end))] + end
         print("\r" + text.ljust(self._shown), end="", flush=True)
@@ -66,17 +59,7 @@ LINE = MovingLine()  # A process has only one such line, since a terminal has on
 
 
 class Progress:
-    """Shows the work done, the speed and the time left.
-
-    In a terminal or a notebook a progress bar is shown. Elsewhere a line is logged every ten
-    seconds.
-
-    Args:
-      what: name of the task.
-      total: total amount of work, for example the number of images.
-      unit: unit of the amount of work, such as `images`.
-      log: callback for each line.
-    """
+    """Shows work done, speed and time left: as a bar, or in a line every ten seconds."""
 
     def __init__(self, what: str, total: int, unit: str, log: Callable[[str], None] = print):
         self._what, self._total, self._unit, self._log = what, total, unit, log
@@ -84,14 +67,7 @@ class Progress:
         self._start = self._shown_at = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Updates the output for an amount of finished work.
-
-        The progress bar, or the logged line, is updated only if the last update is old enough. At
-        the end of the work the progress bar is removed.
-
-        Args:
-          done: amount of work that is finished.
-        """
+        """Updates the output for an amount of finished work."""
         now = time.monotonic()
         if self._moves and done >= self._total:
             LINE.clear()
@@ -130,15 +106,7 @@ def ticking(tick: Callable[[], None], every: float = 1) -> Iterator[None]:
 
 @contextlib.contextmanager
 def phase(name: str, every: float = 1) -> Iterator[None]:
-    """Shows a phase's name and its elapsed time while the context is open.
-
-    In a terminal or a notebook a line is updated, and removed at the end. Elsewhere a line is
-    printed to standard error every ten seconds.
-
-    Args:
-      name: name of the phase.
-      every: seconds between two updates.
-    """
+    """Shows a phase's time every `every` seconds in a terminal, elsewhere every ten seconds."""
     start = shown = time.monotonic()
 
     def tick() -> None:

@@ -98,17 +98,7 @@ def check_names(name: str) -> None:
 
 
 def write(source: str, name: str, licence: str, folder: Path) -> None:
-    """Writes the folder of a checkpoint with its model card, and prints notes.
-
-    Args:
-      source: the checkpoint, as in `load_model`.
-      name: the model's name on the Hub.
-      licence: the Hub's identifier of the licence.
-      folder: a new folder.
-
-    Raises:
-      UserError: the checkpoint cannot be read, or cannot be published.
-    """
+    """Writes a checkpoint's folder and model card, and prints notes; raises UserError if unfit."""
     import jax
 
     from vit_jax.interop.open import open_checkpoint
@@ -148,12 +138,7 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
 
 
 def expected_depth(source: str, picture: "np.ndarray") -> "np.ndarray":
-    """Returns the depth that a depth run predicts for an image, float32 `[pixels]`.
-
-    Args:
-      source: the run, as in `load_depth`.
-      picture: the image, uint8 `[height, width, 3]`.
-    """
+    """Returns a depth run's prediction, float32 `[pixels]`, of a uint8 `[height, width, 3]`."""
     from vit_jax.dense import load_depth
 
     model = load_depth(source, log=lambda line: None, dtype="float32")
@@ -161,11 +146,7 @@ def expected_depth(source: str, picture: "np.ndarray") -> "np.ndarray":
 
 
 def has_both_towers(source: str) -> bool:
-    """Returns True if image and text encoder of an image-text model are to be written.
-
-    Raises:
-      UserError: the library `--to` does not support this.
-    """
+    """Returns True if both encoders are to be written; raises UserError if `--to` cannot."""
     from vit_jax.dense import objective_at
 
     tower = TOWER.value
@@ -178,11 +159,7 @@ def has_both_towers(source: str) -> bool:
 
 
 def write_towers(source: str, name: str, licence: str, folder: Path) -> None:
-    """Writes the folder of an image-text model, as `write` does.
-
-    Raises:
-      UserError: the model has no text encoder, or Transformers does not have this model.
-    """
+    """Writes an image-text model as `write` does; raises UserError if Transformers lacks it."""
     from vit_jax.image_text import open_towers
     from vit_jax.interop.adapting import fit
     from vit_jax.interop.towers_format import Towers
@@ -224,13 +201,6 @@ def read_origin(
 ) -> "tuple[RunFacts | None, str | None]":
     """Returns facts about a checkpoint's run, and the name of its base model on the Hub.
 
-    If the base model has another licence, a note is printed.
-
-    Args:
-      source: the checkpoint, as in `load_model`.
-      checkpoint: the opened checkpoint.
-      licence: the Hub's identifier of the new model's licence.
-
     Returns:
       The facts, or None if the checkpoint is not from a run; and the name `owner/name` of the base
       model, or None. The base model of a run is the model on the Hub from which the run was
@@ -256,10 +226,7 @@ def check_channels(checkpoint: "Checkpoint") -> None:
 
 
 def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
-    """Returns the checkpoint with class names. If it has none, class indices become the names.
-
-    Without class names in the files, libraries may show ImageNet's class names.
-    """
+    """Returns the checkpoint with class names, or indices, lest readers show ImageNet's names."""
     numbers = tuple(map(str, range(checkpoint.options.num_classes)))
     return checkpoint._replace(class_names=checkpoint.class_names or numbers)
 
@@ -290,15 +257,9 @@ def run_examples(
 ) -> "list[Tried]":
     """Runs the model card's code examples on the written folder.
 
-    For each example it prints the relative difference between the example's output and the model's.
-
     Args:
       examples: for each library, the examples to try until one runs and computes the expected
         output.
-      picture: the image in the examples.
-      expected: the model's output for the image.
-      folder: the folder with the model's files.
-      name: the model's name on the Hub.
 
     Returns:
       The first successful example of each library, with its difference from the expected output.

@@ -24,11 +24,7 @@ IMAGENET_21K_IMAGES = 14_197_122  # Number of images of the fall 2011 release, 2
 
 
 def pretraining(model: str) -> ConfigDict:
-    """Returns the values common to all pre-training runs of the ViT paper.
-
-    Batch 4096, Adam, warm-up and clipping are from section 4.1 of the paper. The values that differ
-    between runs are in table 3.
-    """
+    """Returns common values of the ViT paper's pre-training (section 4.1; others: table 3)."""
     config = base_config()
     config.model.name = model
     config.model.head_bias = 0.0
@@ -60,10 +56,7 @@ def bit_pretraining(model: str) -> ConfigDict:
 
 
 def masked_autoencoder(model: str) -> ConfigDict:
-    """Returns the values common to MAE's pre-training and fine-tuning on ImageNet-1k.
-
-    MAE's paper is 2111.06377.
-    """
+    """Returns the values common to MAE's (2111.06377) pre-training and fine-tuning."""
     config = base_config()
     config.model.update(dict(name=model, position="sincos2d_mae", gelu="erf", dtype="bfloat16"))
     config.data.source, config.data.path = "tfds", "imagenet2012"
@@ -71,46 +64,27 @@ def masked_autoencoder(model: str) -> ConfigDict:
     config.data.image_size, config.data.test_resize = 224, 256
     config.data.crop, config.data.interpolation = "random_resized", "bicubic"
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
-    config.optimizer.weight_decay, config.optimizer.clip_norm, config.optimizer.count_from = (
-        0.05,
-        0.0,
-        0,
-    )
+    config.optimizer.update(dict(weight_decay=0.05, clip_norm=0.0, count_from=0))
     config.evaluate_every, config.checkpoint.every = 5000, 2000
     return config
 
 
 class Masked(NamedTuple):
-    """A pre-training recipe of EVA, EVA-02 or BEiT.
+    """A pre-training recipe of EVA, EVA-02 or BEiT."""
 
-    Attributes:
-      epochs: number of epochs.
-      batch: batch size.
-      learning_rate: the peak learning rate.
-      warmup: epochs of warm-up.
-      stochastic_depth: the highest rate of stochastic depth.
-    """
-
-    epochs: int
-    batch: int
-    learning_rate: float
-    warmup: int
-    stochastic_depth: float
+    epochs: int  # Number of epochs.
+    batch: int  # Batch size.
+    learning_rate: float  # The peak learning rate.
+    warmup: int  # Epochs of warm-up.
+    stochastic_depth: float  # The highest rate of stochastic depth.
 
 
 def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     """Returns a config with the values that are common to the pre-training of EVA and EVA-02.
 
     The training images are ImageNet-21k; its labels are not used.
-
-    Args:
-      model: name of the model.
-      row: the values that differ between models.
-      teacher: the frozen model whose features are predicted.
     """
-    config = _like_eva(
-        model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES
-    )
+    config = _like_eva(model, row, IMAGENET_21K_IMAGES)
     # The model's name implies that its norm is after the pooling, as in fine-tuning. In
     # pre-training the norm is before the pooling, as set here.
     config.model.update(
@@ -121,11 +95,8 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     config.model.std = (0.26862954, 0.26130258, 0.27577711)
     config.objective.update(dict(name="eva", teacher=teacher, teacher_features="head"))
     config.objective.teacher_dtype = "bfloat16"
-    config.data.path, config.data.train_split, config.data.test_split = (
-        "imagenet21k",
-        "train[51200:]",
-        "train[:25600]",
-    )
+    config.data.path = "imagenet21k"
+    config.data.train_split, config.data.test_split = "train[51200:]", "train[:25600]"
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.2, 1.0)
     # The warm-up starts at 0, because the authors' code ignores its flag --warmup_lr.
     config.optimizer.end_learning_rate = 1e-5
@@ -134,46 +105,27 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
 
 
 class Tuned(NamedTuple):
-    """A fine-tuning recipe of EVA, EVA-02 or BEiT.
+    """A fine-tuning recipe of EVA, EVA-02 or BEiT."""
 
-    Attributes:
-      size: image size in pixels.
-      epochs: number of epochs.
-      batch: batch size.
-      learning_rate: the peak learning rate.
-      warmup: epochs of warm-up.
-      layer_decay: layer-wise decay of the learning rate.
-      stochastic_depth: the highest rate of stochastic depth.
-      smoothing: label smoothing.
-      least_area: the minimum area of a crop, relative to the image.
-    """
-
-    size: int
-    epochs: int
-    batch: int
-    learning_rate: float
-    warmup: int
-    layer_decay: float
-    stochastic_depth: float
-    smoothing: float
-    least_area: float = 0.08
+    size: int  # Image size in pixels.
+    epochs: int  # Number of epochs.
+    batch: int  # Batch size.
+    learning_rate: float  # The peak learning rate.
+    warmup: int  # Epochs of warm-up.
+    layer_decay: float  # Layer-wise decay of the learning rate.
+    stochastic_depth: float  # The highest rate of stochastic depth.
+    smoothing: float  # Label smoothing.
+    least_area: float = 0.08  # The minimum area of a crop, relative to the image.
 
 
 def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
-    """Returns the fine-tuning values common to EVA and EVA-02, on ImageNet-1k or 21k.
-
-    On ImageNet-1k a moving average of the parameters is evaluated.
-    """
-    images = IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES
-    config = _like_eva(model, row.epochs, row.batch, row.learning_rate, row.warmup, images)
+    """Returns EVA's and EVA-02's fine-tuning values; on ImageNet-1k an average is evaluated."""
+    config = _like_eva(model, row, IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES)
     config.model.update(
         dict(pooling="gap", cls_token=True, fc_norm=True, stochastic_depth=row.stochastic_depth)
     )
-    config.data.path, config.data.train_split, config.data.test_split = (
-        "imagenet2012",
-        "train",
-        "validation",
-    )
+    config.data.path = "imagenet2012"
+    config.data.train_split, config.data.test_split = "train", "validation"
     if i21k:
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
         config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
@@ -188,32 +140,14 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
 
 def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
     """Returns the config of BEiT's pre-training on ImageNet-21k or 1k. The tokenizer is not set."""
-    config = _like_eva(
-        model,
-        row.epochs,
-        row.batch,
-        row.learning_rate,
-        row.warmup,
-        IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
-    )
+    config = _like_eva(model, row, IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES)
     # The model's name implies that its norm is after the pooling and that each layer has position
     # biases, as in fine-tuning. The values set here change both for pre-training.
-    config.model.update(
-        dict(
-            pooling="gap",
-            cls_token=True,
-            fc_norm=False,
-            position_at="shared",
-            initialization="beit",
-        )
-    )
-    config.model.stochastic_depth = row.stochastic_depth
+    config.model.update(dict(pooling="gap", cls_token=True, fc_norm=False, position_at="shared"))
+    config.model.update(dict(initialization="beit", stochastic_depth=row.stochastic_depth))
     config.objective.name = "beit"
-    config.data.path, config.data.train_split, config.data.test_split = (
-        "imagenet2012",
-        "train",
-        "validation",
-    )
+    config.data.path = "imagenet2012"
+    config.data.train_split, config.data.test_split = "train", "validation"
     if i21k:
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
         config.data.test_split = "train[:25600]"
@@ -233,11 +167,6 @@ def tuned_codes(
     """Returns the values of BEiT's fine-tuning on ImageNet-1k or 21k.
 
     Args:
-      model: name of the model.
-      row: the recipe.
-      i21k: True: ImageNet-21k. False: ImageNet-1k.
-      mixed: True: use mixup and CutMix.
-      weight_decay: the weight decay.
       clip: maximum norm of the gradient; 0: no clipping.
     """
     config = tuned_features(model, row, i21k)
@@ -255,21 +184,16 @@ def tuned_codes(
     return config
 
 
-def _like_eva(
-    model: str, epochs: int, batch: int, rate: float, warmup: int, images: int
-) -> ConfigDict:
+def _like_eva(model: str, row: Masked | Tuned, images: int) -> ConfigDict:
     """Returns the values common to EVA, EVA-02 and BEiT, in pre-training and fine-tuning."""
     config = base_config()
     config.model.name, config.model.dtype = model, "bfloat16"
-    config.epochs, config.batch_size = float(epochs), batch
-    config.data.source, config.data.crop, config.data.interpolation = (
-        "tfds",
-        "random_resized",
-        "bicubic",
-    )
-    config.optimizer.learning_rate = rate
+    config.epochs, config.batch_size = float(row.epochs), row.batch
+    config.data.source = "tfds"
+    config.data.crop, config.data.interpolation = "random_resized", "bicubic"
+    config.optimizer.learning_rate = row.learning_rate
     config.optimizer.weight_decay, config.optimizer.decay = 0.05, "tables"
-    config.optimizer.warmup_steps = round(warmup * images / batch)
+    config.optimizer.warmup_steps = round(row.warmup * images / row.batch)
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.optimizer.count_from = 0
     config.evaluate_every, config.checkpoint.every = 5000, 2000
@@ -277,37 +201,22 @@ def _like_eva(
 
 
 class TeacherRecipe(NamedTuple):
-    """Schedules of self-distillation.
+    """Schedules of self-distillation. Durations are in epochs of `epoch` steps."""
 
-    Durations are in epochs, as defined by the recipe's authors: an epoch has `epoch` steps.
-
-    Attributes:
-      epochs: number of epochs of the run.
-      epoch: number of steps that the authors call an epoch.
-      learning_rate: learning rate at the end of the warm-up.
-      warmup: epochs of the learning rate's warm-up.
-      temperature_warmup: epochs of the warm-up of the teacher's temperature.
-      frozen: epochs with frozen prototypes.
-      weight_decay: weight decay at the start and at the end.
-      momentum: the teacher's momentum at the start.
-      temperature: the teacher's temperature at the start, and after its warm-up.
-      area: minimum and maximum area of large crops, relative to the image.
-      local_area: minimum and maximum area of small crops, relative to the image.
-      blur: probabilities of blur in the first large view, in the second large view, and in small
-        views.
-    """
-
-    epochs: float
-    epoch: int
-    learning_rate: float
-    warmup: float
-    weight_decay: tuple[float, float]
-    momentum: float
-    area: tuple[float, float]
+    epochs: float  # Number of epochs of the run.
+    epoch: int  # Number of steps that the authors call an epoch.
+    learning_rate: float  # Learning rate at the end of the warm-up.
+    warmup: float  # Epochs of the learning rate's warm-up.
+    weight_decay: tuple[float, float]  # Weight decay at the start and at the end.
+    momentum: float  # The teacher's momentum at the start.
+    area: tuple[float, float]  # Minimum and maximum area of large crops, relative to the image.
+    # Minimum and maximum area of small crops, relative to the image.
     local_area: tuple[float, float]
+    # The teacher's temperature at the start, and after its warm-up.
     temperature: tuple[float, float] = (0.04, 0.04)
-    temperature_warmup: float = 0
-    frozen: float = 1
+    temperature_warmup: float = 0  # Epochs of the warm-up of the teacher's temperature.
+    frozen: float = 1  # Epochs with frozen prototypes.
+    # Probabilities of blur in the first large view, in the second large view, and in small views.
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
 
 
@@ -386,7 +295,6 @@ def deit_like(
     """Returns the values common to DeiT, Swin and ConvNeXt: augmentation, cosine schedule.
 
     Args:
-      model: name of the model.
       task: a key of the table `skipped`, such as `finetune`. The task `i21k` is training on
         ImageNet-21k, all other tasks are on ImageNet-1k.
       skipped: rates of stochastic depth, by task and model.
@@ -430,22 +338,15 @@ class Segmented(NamedTuple):
 
     Before cropping, one side of the image is resized to a random length: the short side in the
     recipes of DINOv3 and Swin, the long side in EoMT's recipe.
-
-    Attributes:
-      backbone: the default backbone.
-      steps: number of steps, with 16 images each.
-      warmup: number of steps of the warm-up.
-      crop: kind of training crop, the value of `data.crop`.
-      cat_max_ratio: a crop is drawn again if one class covers more than this share of it
-        (`data.cat_max_ratio`).
-      photometric: photometric distortion of mmsegmentation, DINOv3 or EoMT (`augment.photometric`).
     """
 
-    backbone: str
-    steps: int
-    warmup: int
-    crop: str
+    backbone: str  # The default backbone.
+    steps: int  # Number of steps, with 16 images each.
+    warmup: int  # Number of steps of the warm-up.
+    crop: str  # Kind of training crop, the value of `data.crop`.
+    # A crop is drawn again if one class covers more than this share of it (`data.cat_max_ratio`).
     cat_max_ratio: float
+    # Photometric distortion of mmsegmentation, DINOv3 or EoMT (`augment.photometric`).
     photometric: str
 
 
@@ -463,7 +364,6 @@ def segmentation(head: str, steps: int = 0) -> ConfigDict:
     """Returns the recipe for ADE20K by the authors of a head: DINOv3's, EoMT's or Swin's.
 
     Args:
-      head: a key of `SEGMENTATION`.
       steps: number of steps; 0: the authors' number. The warm-up is changed in proportion.
     """
     row = SEGMENTATION[head]
@@ -521,8 +421,6 @@ def depth(head: str, size: int = 416, steps: int = 0) -> ConfigDict:
     two images on each GPU.
 
     Args:
-      head: a key of `DEPTH`.
-      size: height and width of the crops in pixels.
       steps: number of steps; 0: the authors' number. The warm-up is changed in proportion.
     """
     recipe_steps = 38_400
@@ -575,9 +473,7 @@ TRANSFER = {
 
 
 def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
-    """Returns the paper's fine-tuning recipe: SGD, batch 512, cosine schedule, new head.
-
-    Section 4.1 and table 4 of the paper describe the recipe.
+    """Returns the paper's fine-tuning recipe (section 4.1, table 4): SGD, batch 512, cosine.
 
     Args:
       dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k. All tasks of VTAB-1k have
@@ -664,11 +560,8 @@ def bit_hyperrule(
 ) -> ConfigDict:
     """Returns the config of BiT-HyperRule: fine-tuning with SGD at learning rate 0.003, batch 512.
 
-    The schedule and mixup depend on the number of images.
-
     Args:
       dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
-      model: the model's name; empty: the checkpoint's model.
       images: number of training images; 0: the number in the data set, if it is known.
       side: side of the images in pixels, the square root of height times width. 0: the data set's
         side if it is known, else at least 96 is assumed.
@@ -750,10 +643,6 @@ def backbone_values(backbone: str, smoke: bool = False) -> dict[str, Any]:
     if named and (smoke or not published):
         # Some recipes freeze the backbone in the first steps. Without published weights its
         # parameters are random, so it is trained from the first step.
-        return {
-            "model.name": backbone,
-            "finetune.frozen_steps": 0,
-            "finetune.warmup_steps": 0,
-        }
+        return {"model.name": backbone, "finetune.frozen_steps": 0, "finetune.warmup_steps": 0}
     checkpoint = f"hf://{published[0]}" if published else backbone
     return {"model.name": "", "finetune.checkpoint": checkpoint}

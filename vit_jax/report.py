@@ -62,14 +62,10 @@ def main(arguments: list[str]) -> None:
 
 
 def write_page(make: Callable[[], str], places: list[str]) -> None:
-    """Writes the page to `--out`.
+    """Writes the page of the workdirs at `places` to `--out`.
 
     By default, the page of one workdir is written into this workdir, and the page of several
     workdirs into the current folder.
-
-    Args:
-      make: function that returns the page.
-      places: paths and URLs of the workdirs.
 
     Raises:
       UserError: the file cannot be written, or was not written by vit_jax.
@@ -95,13 +91,7 @@ def write_page(make: Callable[[], str], places: list[str]) -> None:
 
 
 def serve(make: Callable[[], str], port: int) -> None:
-    """Serves the page to browsers on this machine until Ctrl-C.
-
-    The page is created anew for each request.
-
-    Raises:
-      UserError: another program uses the port.
-    """
+    """Serves the page, anew for each request, until Ctrl-C; raises UserError for a used port."""
     from vit_jax.serving.page_server import page_server
 
     try:

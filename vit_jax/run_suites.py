@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-from flax import nnx
 from jax.sharding import Mesh
 
 from vit_jax.checkpoint_crop import checkpoint_crop
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.dense import PREDICTORS, load_segmenter
 from vit_jax.errors import UserError, nearest
-from vit_jax.evaluation.features import transfer_crop
+from vit_jax.evaluation.features import split_and_placed, transfer_crop
 from vit_jax.evaluation.flags_in_errors import naming_flags
 from vit_jax.evaluation.results import Results, in_words
 from vit_jax.evaluation.suite import (
@@ -39,8 +37,7 @@ from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
 from vit_jax.options.data import DataOptions
 from vit_jax.options.run import RunOptions
-from vit_jax.parallel.mesh import make_mesh, place
-from vit_jax.parallel.sharding import parameter_shardings
+from vit_jax.parallel.mesh import make_mesh
 from vit_jax.paths import absolute, is_url
 from vit_jax.runs.loop import train
 from vit_jax.runs.suite_pages import write_suite_page
@@ -74,7 +71,6 @@ def run_suites(
       batch_size: batch size of all devices together.
       workers: number of processes that decode images; None: it is chosen by the numbers of cores
         and images.
-      log: callback for each line of the log.
 
     Raises:
       UserError: the checkpoint or a suite does not exist, or `out` contains other results.
@@ -95,12 +91,6 @@ def run_suites(
         changes = {"image_size": image_size} if image_size else {}
         return build_model(opened, log=lambda line: None, **changes)
 
-    def load():
-        graphdef, params = nnx.split(model())
-        params = nnx.to_pure_dict(params)
-        shardings = parameter_shardings(mesh, params)
-        return graphdef, jax.tree.map(place, params, shardings), shardings
-
     def dense(task: str):
         loaded = with_head(TASKS[task], opened, model())
         loaded.predictor = PREDICTORS[task](subject.test_crop)
@@ -116,7 +106,7 @@ def run_suites(
     subject = Subject(
         str(checkpoint),
         mesh,
-        load,
+        lambda: split_and_placed(model(), mesh),
         functools.partial(frozen_crop, opened, image_size),
         functools.partial(predicted_crop, opened, image_size),
         lambda: text_encoder(checkpoint, opened, mesh),
@@ -159,35 +149,20 @@ def dense_facts(opened: Checkpoint, data_options: DataOptions | None) -> dict[st
 
 
 def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEncoder:
-    """Returns the text encoder of a checkpoint.
-
-    Raises:
-      UserError: the checkpoint has no text encoder.
-    """
+    """Returns the text encoder of a checkpoint; raises UserError if it has none."""
     text_part = open_text_part(towers_place(source), opened)
-
-    def load():
-        graphdef, params = nnx.split(text_part.tower)
-        params = nnx.to_pure_dict(params)
-        shardings = parameter_shardings(mesh, params)
-        return graphdef, jax.tree.map(place, params, shardings), shardings
-
     return TextEncoder(
         text_part.tokenizer,
         text_part.probabilities,
         mesh,
-        load,
+        lambda: split_and_placed(text_part.tower, mesh),
         lambda tower: tower,
         lambda params: (math.exp(text_part.logit_scale), text_part.logit_bias),
     )
 
 
 def chosen_suites(names: list[str]) -> list[Suite]:
-    """Returns the suites with the given names, in the order of their display.
-
-    Raises:
-      UserError: a name is unknown.
-    """
+    """Returns the suites with these names, in display order; raises UserError for others."""
     for name in names:
         if name not in (*SUITES, "all"):
             raise UserError(f"unknown suite {name!r}; {nearest(name, [*SUITES, 'all'])}")
@@ -215,16 +190,7 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns a digest (hash) of the data of each row in a suite's table.
-
-    If the data of a row cannot be opened, the row has no digest.
-
-    Args:
-      measurement: the evaluation that computes the rows.
-
-    Returns:
-      The digests by row name, and a text that explains why digests are missing.
-    """
+    """Returns digests of rows by name, and why others are missing: data cannot be opened."""
     digests, failures = {}, {}
     for name in measurement.names:
         try:
@@ -274,10 +240,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
 def measured_rows(
     suite: Suite, measurement: Measurement, subject: Subject, names: list[str]
 ) -> list[Row]:
-    """Computes rows of a suite's table, given their names.
-
-    If a row cannot be computed, it is returned without a metric, and its note contains the reason.
-    """
+    """Computes rows of a suite's table. A failed row has no metric, but a note."""
     impossible = []
     try:
         try:
@@ -297,19 +260,12 @@ def measured_rows(
 
 
 def square_size(opened, image_size: int | None) -> int:
-    """Returns the image size in pixels (height = width) that suites use.
-
-    Raises:
-      UserError: the model does not accept square images.
-    """
+    """Returns the side of suites' images in pixels; raises UserError if none is accepted."""
     return transfer_crop(image_size or opened.options.image_size).size
 
 
 def predicted_crop(opened, image_size: int | None) -> TestCrop:
-    """Returns a checkpoint's evaluation transform.
-
-    If the checkpoint contains no preprocessing, the whole image is resized to a square.
-    """
+    """Returns a checkpoint's evaluation transform; by default, the image becomes a square."""
     whole = Preprocessing("square", 1, "bilinear")
     return checkpoint_crop(opened, square_size(opened, image_size), default=whole)
 
@@ -326,8 +282,5 @@ def frozen_crop(opened, image_size: int | None) -> TestCrop:
     if opened.mapped and opened.preprocessing:
         return crop
     return transfer_crop(
-        size,
-        mode=crop.mode,
-        interpolation=crop.interpolation,
-        background=crop.background,
+        size, mode=crop.mode, interpolation=crop.interpolation, background=crop.background
     )

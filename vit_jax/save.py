@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.adapting import fit
+from vit_jax.interop.adapting import Fit, fit
 from vit_jax.interop.checkpoint import Checkpoint, params_of
+from vit_jax.interop.layout import Entry
 from vit_jax.interop.libraries import LIBRARIES, WRITTEN
 from vit_jax.interop.objective_files import ObjectiveParams, Shapes
 from vit_jax.interop.open import open_checkpoint
@@ -109,10 +110,7 @@ def _save_image_text(
     log: Callable[[str], None],
     changes: dict[str, Any],
 ) -> None:
-    """Saves a model of `load_image_text`: image encoder, text encoder and tokenizer.
-
-    The arguments are those of `save_model`, except for `destination`, an absolute path.
-    """
+    """Saves image encoder, text encoder and tokenizer of a model, as `save_model` does."""
     from vit_jax.interop.image_text import TextPart
     from vit_jax.interop.towers_format import Towers
     from vit_jax.interop.towers_writing import FORMATS, library_of_towers, save_towers
@@ -137,13 +135,22 @@ def _save_image_text(
         log(f"note: {line}")
 
 
+class Written(NamedTuple):
+    """What was saved of a checkpoint."""
+
+    library: str  # It can load the saved model.
+    entries: list[Entry]  # The written tensors.
+    fit: Fit  # Changes of the model.
+    objective: str  # Description of the saved parameters of the objective; empty: none.
+
+
 def write_checkpoint(
     checkpoint: Checkpoint,
     destination: Path,
     library: str | None,
     log: Callable[[str], None] = print,
     **changes: Any,
-) -> None:
+) -> Written:
     """Saves the model of a checkpoint, and the objective's parameters if the format allows it.
 
     Args:
@@ -153,25 +160,26 @@ def write_checkpoint(
       log: callback for messages about values that the format cannot store.
       **changes: arguments of the model to change, as in `load_model`.
     """
-    options, sources, _ = fit(checkpoint, changes)
-    preprocessing = checkpoint.preprocessing
+    options, sources, done = fit(checkpoint, changes)
     same_head = options.num_classes == checkpoint.options.num_classes
     library = library or library_of(destination, options)
     check_destination(destination, library)
-    objective = objective_to_save(checkpoint, options, library)
-    save(
+    objective, shapes = _objective_to_save(checkpoint, options, library)
+    entries = save(
         destination,
         library,
         options,
         lambda name: sources[name](),
-        preprocessing,
+        checkpoint.preprocessing,
         checkpoint.class_names if same_head else (),
-        *objective,
-        probabilities=checkpoint.probabilities if same_head else "softmax",
+        objective,
+        shapes,
+        checkpoint.probabilities if same_head else "softmax",
     )
-    if checkpoint.objective and objective[0] is None:
-        log(left_out(checkpoint.objective))
-    _say_lost(preprocessing, checkpoint.probabilities, options, library, log)
+    if checkpoint.objective and not objective:
+        log(f"not saved, as the format cannot store them: {checkpoint.objective.words}")
+    _say_lost(checkpoint.preprocessing, checkpoint.probabilities, options, library, log)
+    return Written(library, entries, done, objective.count(shapes) if objective else "")
 
 
 def _say_lost(
@@ -185,23 +193,13 @@ def _say_lost(
         log(f"note: not written: {line}")
 
 
-def left_out(objective: ObjectiveParams) -> str:
-    """Returns a log line about objective parameters that the format cannot store."""
-    return f"not saved, as the format cannot store them: {objective.words}"
-
-
-def objective_to_save(
+def _objective_to_save(
     checkpoint: Checkpoint, options: ImageOptions, library: str
 ) -> tuple[ObjectiveParams | None, Shapes]:
     """Returns the objective's parameters to save next to the model, and their shapes.
 
     The result is None and {} if the checkpoint contains no objective parameters, or if the model is
     saved in a single file, as in Google's format.
-
-    Args:
-      checkpoint: the checkpoint.
-      options: the options of the model.
-      library: the library that can load the saved model, such as `timm`.
 
     Raises:
       UserError: the parameters do not match the model.

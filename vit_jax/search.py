@@ -26,6 +26,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, as_text
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.image_text import ImageTextModel
+from vit_jax.paths import user_cache
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "Model of images and texts: a workdir, a folder or hf://owner/name."
@@ -94,37 +95,24 @@ def page_file(name: str | None) -> Path | None:
 def most_similar(
     model: ImageTextModel, text: str, embeddings: np.ndarray, most: int
 ) -> list[tuple[int, float]]:
-    """Returns the indices and the cosine similarities of the images most similar to a text.
-
-    Args:
-      model: an image-text model.
-      text: the text.
-      embeddings: embeddings of the images with unit norm, float32 `[images, dim]`.
-      most: maximum number of images.
-    """
+    """Returns indices and cosines of the most similar images, unit norm `[images, dim]`."""
     similarities = embeddings @ np.asarray(model.encode_text(text))[0]
     order = np.argsort(-similarities, kind="stable")[:most]
     return [(int(index), float(similarities[index])) for index in order]
 
 
 def embed_images(
-    model: ImageTextModel, images: ImageFiles, crop: TestCrop, cache: Path | None = None
+    model: ImageTextModel, images: ImageFiles, crop: TestCrop
 ) -> tuple[list[str], np.ndarray]:
     """Returns the paths and embeddings of all readable images.
 
     Embeddings in the cache are not computed again. If an image is found several times, for example
     in a folder and by its own name, it is returned once.
 
-    Args:
-      model: an image-text model.
-      images: the images.
-      crop: the evaluation transform.
-      cache: folder of the cache; None: a folder in the user's cache.
-
     Raises:
       UserError: none of the images can be read.
     """
-    file = (cache or cache_folder()) / f"{identity(model.image, crop)}.npz"
+    file = user_cache() / "search" / f"{identity(model.image, crop)}.npz"
     paths: dict[str, str] = {}
     for path in map(images.path, range(len(images))):
         paths.setdefault(image_key(path), path)
@@ -143,13 +131,7 @@ def embed_images(
 def compute_embeddings(
     model: ImageModel, paths: dict[str, str], crop: TestCrop
 ) -> dict[str, np.ndarray]:
-    """Returns the embedding of each readable image, float32 `[dim]`, by its key in `paths`.
-
-    Args:
-      model: image encoder of an image-text model.
-      paths: paths of images by key.
-      crop: the evaluation transform.
-    """
+    """Returns the embedding of each readable image, float32 `[dim]`, by its key in `paths`."""
     from vit_jax.evaluation.features import extractor_of, image_embedding
     from vit_jax.parallel.mesh import make_mesh
 
@@ -169,12 +151,6 @@ def compute_embeddings(
     # `masks` are 0 for unreadable images, and for the images that pad the last batch to the batch
     # size.
     return {key: x for key, x, read in zip(paths, values, masks, strict=False) if read}
-
-
-def cache_folder() -> Path:
-    """Returns the folder for cached embeddings, in the user's cache folder."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "vit_jax" / "search"
 
 
 def identity(model: ImageModel, crop: TestCrop) -> str:
@@ -206,10 +182,7 @@ def read_cache(file: Path) -> dict[str, np.ndarray]:
 
 
 def write_cache(file: Path, embeddings: dict[str, np.ndarray]) -> None:
-    """Stores embeddings by key atomically.
-
-    If the disk is full, nothing is stored, because the embeddings can be computed again.
-    """
+    """Stores embeddings by key atomically, unless the disk is full."""
     temporary = file.with_name(f"{file.name}.{os.getpid()}.npz")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -160,19 +160,12 @@ def main(arguments: list[str]) -> None:
 
 
 class Served(NamedTuple):
-    """A model to serve: its engine with compiled programs, and its description.
+    """A model to serve: its engine with compiled programs, and its description."""
 
-    Attributes:
-      engine: the engine, which runs the compiled programs.
-      about: information about the model for /health.
-      page: HTML of the start page.
-      neighbours: the images of --neighbours; None: the flag is not set.
-    """
-
-    engine: "Engine"
-    about: dict[str, Any]
-    page: str
-    neighbours: "Neighbours | None" = None
+    engine: "Engine"  # The engine, which runs the compiled programs.
+    about: dict[str, Any]  # Information about the model for /health.
+    page: str  # HTML of the start page.
+    neighbours: "Neighbours | None" = None  # The images of --neighbours; None: the flag is not set.
 
 
 def make_service(checkpoint: str):
@@ -209,17 +202,8 @@ def print_compiling() -> None:
     )
 
 
-def image_size() -> int | tuple[int, int] | None:
-    """Returns the value of the flag `--image_size`; None: the flag is not set."""
-    return command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None
-
-
 def serve_dense(checkpoint: str, task: str) -> Served:
-    """Compiles the programs of a segmentation, detection or depth run.
-
-    Raises:
-      UserError: a flag is set that only applies to classifiers.
-    """
+    """Compiles a dense run's programs; raises UserError for flags of classifiers."""
     unsupported = (NEIGHBOURS, TOP, CLASSES, NAMES, TEMPLATE, RESIZE)
     for flag in unsupported if task == "detection" else (*unsupported, THRESHOLD):
         if flag.present:
@@ -232,7 +216,9 @@ def serve_dense(checkpoint: str, task: str) -> Served:
 
     threshold = least_score(THRESHOLD.value)
     load = {"segmentation": load_segmenter, "detection": load_detector, "depth": load_depth}[task]
-    loaded = load(checkpoint, image_size=image_size(), decode=DECODE.value)
+    loaded = load(
+        checkpoint, image_size=command.parse_image_size(IMAGE_SIZE.value), decode=DECODE.value
+    )
     print_compiling()
     crop, names = loaded.predictor.crop, loaded.class_names
     if task == "detection":
@@ -261,16 +247,12 @@ def serve_dense(checkpoint: str, task: str) -> Served:
 
 
 def serve_classifier(checkpoint: str) -> Served:
-    """Compiles the programs of a classifier.
-
-    Raises:
-      UserError: the checkpoint has no head.
-    """
+    """Compiles a classifier's programs; raises UserError if it has no head."""
     from vit_jax.classifier import open_classifier
 
     classifier = open_classifier(
         checkpoint,
-        image_size=image_size(),
+        image_size=command.parse_image_size(IMAGE_SIZE.value),
         resize=RESIZE.value,
         decode=DECODE.value,
         classes=CLASSES.value,
@@ -319,11 +301,7 @@ def serve_classifier(checkpoint: str) -> Served:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a listening socket. Connections wait until the server accepts them.
-
-    Raises:
-      UserError: another program uses the port, or the address does not belong to this machine.
-    """
+    """Opens a listening socket, whose connections wait; raises UserError for a used port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol number IPPROTO_TCP, asyncio recognizes a TCP socket and sets TCP_NODELAY, so
     # that responses are sent without delay.

@@ -21,8 +21,6 @@ def config_names() -> list[str]:
 def demand_checkout(what: str) -> None:
     """Raises UserError if the package is not in a checkout of the project's repository.
 
-    Commands call this function before they write into folders of the checkout.
-
     Args:
       what: start of the error message, such as "record writes into experiments/records".
 

@@ -27,26 +27,13 @@ def check_small(path: str | Path, most: int | None = MOST) -> None:
 
 
 def read_small(path: str | Path, most: int = MOST) -> str:
-    """Returns the text of a small file.
-
-    Raises:
-      OSError: the file cannot be read, is not a regular file, or is larger than `most` bytes.
-      UnicodeDecodeError: the file is not UTF-8.
-    """
+    """Returns the text of a small regular file; raises OSError or UnicodeDecodeError."""
     check_small(path, most)
     return Path(path).read_text(encoding="utf-8")
 
 
 def read_lines(path: str | Path, flag: str) -> list[str]:
-    """Returns the lines of a text file without its byte order mark.
-
-    Args:
-      path: path of the file.
-      flag: name of the command-line flag that contains the path, for error messages.
-
-    Raises:
-      UserError: the file cannot be read, or is not UTF-8.
-    """
+    """Returns the lines of a flag's text file; raises UserError if it is not UTF-8 or missing."""
     try:
         return read_small(path).removeprefix("\ufeff").splitlines()
     except OSError as error:

@@ -23,11 +23,9 @@ class CsvWriter:
 
     def write(self, row: Sequence[Any]) -> None:
         """Writes a row of texts and numbers."""
-        self._writer.writerow([_as_text(cell) if isinstance(cell, str) else cell for cell in row])
-
-
-def _as_text(cell: str) -> str:
-    return f"'{cell}" if _FORMULA.match(cell) else cell
+        self._writer.writerow(
+            [f"'{x}" if isinstance(x, str) and _FORMULA.match(x) else x for x in row]
+        )
 
 
 def file_cell(path: str) -> str:

@@ -86,13 +86,7 @@ def main(arguments: list[str]) -> None:
 
 
 def print_commands(names: list[str], config_flags: tuple[str, ...], folder: Path) -> None:
-    """Prints, for each run of the sweep, a command that starts only this run.
-
-    Args:
-      names: names of the runs.
-      config_flags: flags of the config.
-      folder: the sweep's workdir.
-    """
+    """Prints, for each run of the sweep, a command that starts only this run."""
     for name in names:
         arguments = (*config_flags, f"--workdir={folder}", f"--only={name}")
         print(shlex.join(("python", "-m", "vit_jax.sweep", *arguments)))
@@ -104,10 +98,7 @@ def selected(jobs: Mapping[Any, Job]) -> list[Job]:
 
 
 def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
-    """Returns those arguments of a command that set the config or its values.
-
-    The config may be given as `--config=FILE` or `--config FILE`.
-    """
+    """Returns those arguments of a command that set the config or its values."""
     config_flags = []
     for flag, following in zip(arguments, [*arguments[1:], "-"], strict=True):
         if re.match(r"--?config\b", flag):

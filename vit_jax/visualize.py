@@ -84,12 +84,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _title(library: str, name: str) -> str:
-    """Returns the page's title: the model and, for a run, the run's task and data.
-
-    Args:
-      library: the library of the checkpoint, such as `timm`; `a run` for a vit_jax run.
-      name: the model's name.
-    """
+    """Returns the page's title: the model and, if `library` is `a run`, its task and data."""
     from vit_jax.runs.run_page import title_of
     from vit_jax.runs.workdir import place_of, saved_run
 
@@ -98,11 +93,7 @@ def _title(library: str, name: str) -> str:
 
 
 def test_images(checkpoint: str) -> Source:
-    """Returns the test images of a checkpoint's run.
-
-    Raises:
-      UserError: the checkpoint does not belong to a run.
-    """
+    """Returns the test images of a checkpoint's run; raises UserError if it is not a run."""
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import place_of, saved_run
 

@@ -25,7 +25,6 @@ def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarr
       predicted: predicted class of each pixel, int `[height, width]`.
       mask: true class of each pixel, `[height, width]`; pixels with the value `IGNORED` are not
         counted.
-      classes: number of classes.
 
     Returns:
       Pixel counts, int64 `[classes, classes]`: a row for each true class, a column for each
@@ -43,29 +42,16 @@ def confusion(predicted: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarr
 
 
 class SegmentationMetrics(NamedTuple):
-    """Metrics of semantic segmentation in the range 0 to 1, as in mmsegmentation.
+    """Metrics of semantic segmentation in the range 0 to 1, as in mmsegmentation."""
 
-    Attributes:
-      miou: mean IoU over the classes that occur in the masks or in the predictions.
-      mean_accuracy: mean pixel accuracy over the classes that occur in the masks.
-      pixel_accuracy: share of correctly classified pixels.
-      ious: IoU of each class, float64 `[classes]`; NaN for a class that does not occur.
-    """
-
-    miou: float
-    mean_accuracy: float
-    pixel_accuracy: float
-    ious: np.ndarray
+    miou: float  # Mean IoU over the classes that occur in the masks or in the predictions.
+    mean_accuracy: float  # Mean pixel accuracy over the classes that occur in the masks.
+    pixel_accuracy: float  # Share of correctly classified pixels.
+    ious: np.ndarray  # IoU of each class, float64 `[classes]`; NaN for a class that does not occur.
 
 
 def segmentation_metrics(counts: np.ndarray) -> SegmentationMetrics:
-    """Computes segmentation metrics from a confusion matrix.
-
-    All metrics are NaN if the matrix counts no pixel, because all pixels are `IGNORED`.
-
-    Args:
-      counts: sum of the confusion matrices of all images, int `[classes, classes]`.
-    """
+    """Computes metrics from a summed confusion matrix; NaN if all pixels are `IGNORED`."""
     right, true, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
     ious = _ratio(right, true + predicted - right)
     accuracies = _ratio(right, true)
@@ -86,19 +72,12 @@ def _mean(values: np.ndarray) -> float:
 
 
 class DepthMetrics(NamedTuple):
-    """Depth metrics of an image (Eigen et al. 2014). A data set's metrics are means over images.
+    """Depth metrics of an image (Eigen et al. 2014). A data set's metrics are means over images."""
 
-    Attributes:
-      rmse: root mean squared error, in metres.
-      abs_rel: mean over pixels of |predicted - true| / true.
-      log10: mean over pixels of |log10(predicted) - log10(true)|.
-      delta1, delta2, delta3: share of pixels with max(predicted / true, true / predicted) below
-        1.25, 1.25**2 and 1.25**3.
-    """
-
-    rmse: float
-    abs_rel: float
-    log10: float
+    rmse: float  # Root mean squared error, in metres.
+    abs_rel: float  # Mean over pixels of |predicted - true| / true.
+    log10: float  # Mean over pixels of |log10(predicted) - log10(true)|.
+    # Share of pixels with max(predicted / true, true / predicted) below 1.25, 1.25**2 and 1.25**3.
     delta1: float
     delta2: float
     delta3: float
@@ -148,9 +127,7 @@ def coco_metrics(
     """Computes COCO's metrics of detected objects with pycocotools.
 
     Args:
-      detections: predicted objects of each image.
       objects: true objects of each image. They must have masks if `masks` is True.
-      classes: number of classes.
       masks: True: compare masks. False: compare boxes.
       overlaps: function from the index of an image to the IoU of each detection with each true
         object of this image, `[detections, objects]`. IoUs below 0.5 have no effect. None: the IoU
@@ -181,7 +158,7 @@ def _coco_evaluation(
     detections: Sequence[Detections],
     objects: Sequence[Boxes],
     classes: int,
-    masks: bool,
+    masks: bool = False,
     overlaps: Callable[[int], np.ndarray] | None = None,
 ) -> Any:
     """Returns a `COCOeval` of pycocotools that contains the predicted and the true objects."""
@@ -190,10 +167,7 @@ def _coco_evaluation(
     from pycocotools.cocoeval import COCOeval
 
     class Evaluation(COCOeval):
-        """A `COCOeval` whose IoUs are computed by `overlaps`, the argument of `coco_metrics`.
-
-        If `overlaps` is None, pycocotools computes the IoUs.
-        """
+        """A `COCOeval` whose IoUs are computed by `overlaps`, the argument of `coco_metrics`."""
 
         def computeIoU(self, imgId: int, catId: int) -> Any:
             if overlaps is None:
@@ -222,19 +196,11 @@ def _coco_evaluation(
 
 
 class Matches(NamedTuple):
-    """Counts of an image's matched and unmatched objects.
+    """Counts of an image's objects, matched within a class by an IoU of at least 0.5."""
 
-    A prediction matches a true object of the same class if their IoU is at least 0.5.
-
-    Attributes:
-      found: number of true objects with a matching prediction (true positives).
-      missed: number of true objects without a matching prediction (false negatives).
-      wrong: number of predictions without a matching true object (false positives).
-    """
-
-    found: int = 0
-    missed: int = 0
-    wrong: int = 0
+    found: int = 0  # Number of true objects with a matching prediction (true positives).
+    missed: int = 0  # Number of true objects without a matching prediction (false negatives).
+    wrong: int = 0  # Number of predictions without a matching true object (false positives).
 
     @property
     def f1(self) -> float:
@@ -244,24 +210,21 @@ class Matches(NamedTuple):
 
 
 def image_matches(
-    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int, masks: bool = False
+    detections: Sequence[Detections], objects: Sequence[Boxes], classes: int
 ) -> list[Matches]:
-    """Matches true and predicted objects of each image with pycocotools, and counts the matches.
+    """Matches true and predicted boxes of each image with pycocotools, and counts the matches.
 
     A crowd is an annotation of several objects as one region (COCO's `iscrowd`). Crowds are not
     counted, and predictions that match a crowd are not counted either.
 
     Args:
       detections: predicted objects of each image. All of them are counted, whatever their score.
-      objects: true objects of each image. They must have masks if `masks` is True.
-      classes: number of classes.
-      masks: True: compare masks. False: compare boxes.
 
     Raises:
       UserError: pycocotools is not installed.
     """
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluation = _coco_evaluation(detections, objects, classes, masks)
+        evaluation = _coco_evaluation(detections, objects, classes)
         evaluation.params.iouThrs = np.array([0.5])
         evaluation.params.areaRng = evaluation.params.areaRng[:1]  # All sizes.
         evaluation.evaluate()
@@ -274,10 +237,7 @@ def image_matches(
 
 
 def _image(number: int, masks: np.ndarray | None) -> dict[str, int]:
-    """Returns an image's entry in a COCO file: the image's id, height and width.
-
-    Height and width are the size of the objects' masks, in pixels. Without masks, both are 1.
-    """
+    """Returns an image's entry in a COCO file, with the size of its masks, or else 1 x 1."""
     if masks is None or not len(masks):
         return dict(id=number, height=1, width=1)
     height, width = masks[0]["size"] if masks.dtype == object else masks.shape[1:]

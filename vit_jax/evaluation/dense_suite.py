@@ -16,13 +16,14 @@ from vit_jax.data.sources.pairs import DEV
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import no_test_split, with_test_split
 from vit_jax.evaluation.suite import (
-    COMPARED_EXAMPLES,
     Measurement,
     Options,
     Row,
     Stopped,
     Subject,
     in_data_dir,
+    measurement,
+    unavailable,
 )
 from vit_jax.progress import Progress
 
@@ -39,13 +40,7 @@ def tested_set(
 
     The user may name the test split. Otherwise it is the first of the split names in `TESTED`
     (`test`, then validation splits) that the data set has. If a folder has none of these splits,
-    its first split is the test split.
-
-    Args:
-      described: the data set.
-      kind: kind of source (`data.source`) for a data set that is a folder.
-      options: the suite's options.
-      log: callback for a message about a data set without the split `test`.
+    its first split is the test split. `kind` is the kind of a folder (`data.source`).
     """
     if described.kind == "tfds":
         path = in_data_dir(described.path, options["data_dir"])
@@ -63,14 +58,7 @@ def tested_set(
 
 
 def check_classes(described: DataSet, source: Source, names: Sequence[str], model: str) -> None:
-    """Raises UserError if a data set and the model have different classes.
-
-    Args:
-      described: the data set.
-      source: images of the data set.
-      names: class names of the model.
-      model: kind of the model for the error message, such as `segmenter`.
-    """
+    """Raises UserError if a data set and the model (`segmenter`, ...) have different classes."""
     there = tuple(source.class_names)
     if len(there) != len(names):
         raise UserError(
@@ -86,15 +74,9 @@ def check_classes(described: DataSet, source: Source, names: Sequence[str], mode
 
 
 class Predicted:
-    """Predictions for the images of a data set, as an iterator.
-
-    Predictions are not stored. The method `worst` computes the predictions of the images with the
-    lowest scores again.
+    """Predictions for the images of a data set, as an iterator. They are not stored.
 
     Args:
-      described: the data set.
-      subject: the evaluated model.
-      source: the images.
       stream: function that yields the index and the prediction of each readable image of a source,
         such as `DenseModel.stream`.
       shown: function that the method `worst` uses in place of `stream`. It may return other
@@ -114,11 +96,7 @@ class Predicted:
         self._progress = Progress(described.name, len(source), "images", subject.log)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yields the index and the prediction of each readable image.
-
-        Raises:
-          Stopped: the evaluation was stopped, because `Subject.go_on` returned False.
-        """
+        """Yields index and prediction of each readable image; raises Stopped on `go_on`."""
         for index, predicted in self._stream(self._source, self._skip):
             if not self._subject.go_on():
                 raise Stopped
@@ -128,9 +106,7 @@ class Predicted:
     def worst(
         self, scores: Sequence[tuple[float, int]]
     ) -> tuple[Subset, list[tuple[int, float, Any]]]:
-        """Computes the predictions of the images with the lowest scores again.
-
-        At most `MOST_SHOWN` images are selected.
+        """Computes the predictions of the `MOST_SHOWN` images with the lowest scores again.
 
         Args:
           scores: a tuple `(score, index)` for each image; `index` is the image's index in the data
@@ -163,41 +139,26 @@ def dense_measurements(
 ) -> list[Measurement]:
     """Returns a list with one evaluation (`Measurement`) for each data set of the flag `--set`.
 
-    Without `--set`, the list contains a single `Measurement`. Its method `open` raises UserError.
-
     Args:
-      subject: the evaluated model.
-      options: the suite's options.
-      metrics: names of the metrics.
-      open_set: function that opens the test images of a data set.
-      measured: function that evaluates the model on a data set and returns the result rows.
       example: example of `--set` with a description, for the error message.
       identity: function that returns the fingerprint of a data set. The last argument of this
         function is the number of examples whose content is included in the fingerprint. None: the
         fingerprint of the test images.
     """
 
-    def measurement(described: DataSet) -> Measurement:
-        @functools.cache
-        def opened() -> Source:
-            return open_set(described, options, subject)
-
+    def of_set(described: DataSet) -> Measurement:
         def identified(source: Source, samples: int = 16) -> dict[str, int | str]:
             if identity is None:
                 return fingerprint(source, samples)
             return identity(described, options, subject, source, samples)
 
-        return Measurement(
-            tuple(f"{described.name}, {name}" for name in metrics),
-            lambda names: opened(),
+        return measurement(
+            [f"{described.name}, {name}" for name in metrics],
+            functools.partial(open_set, described, options, subject),
             functools.partial(measured, described, options),
             identified,
-            lambda name: identified(opened(), COMPARED_EXAMPLES),
         )
 
-    def rejected(names: Sequence[str] | str) -> Any:
-        raise UserError(f"give {example}")
-
-    if described := options["set"]:
-        return list(map(measurement, described))
-    return [Measurement((metrics[0],), rejected, lambda subject, opened: [], identify=rejected)]
+    if not options["set"]:
+        return [unavailable(metrics[0], UserError(f"give {example}"))]
+    return list(map(of_set, options["set"]))

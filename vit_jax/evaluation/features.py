@@ -57,13 +57,7 @@ class Features(NamedTuple):
 class Extractor:
     """Feature extraction with a model, compiled once for a fixed batch size.
 
-    The parameters are arguments of each call, so they may change.
-
     Args:
-      graphdef: graph definition of the model, with or without a head.
-      shardings: shardings of the model's parameters.
-      mesh: mesh of devices.
-      crop: the evaluation transform.
       batch_size: global batch size; rounded up to a multiple of the mesh's size.
       workers, threads: numbers of processes and threads that decode images; None: chosen
         automatically.
@@ -102,8 +96,6 @@ class Extractor:
         """Returns the features of all readable images, in the source's order.
 
         Args:
-          params: the model's parameters.
-          source: source of the images.
           go_on: function that is called after each batch. If it returns False, the result is None.
 
         Raises:
@@ -133,8 +125,6 @@ class Extractor:
         False for unreadable images and padding.
 
         Args:
-          params: the model's parameters.
-          source: source of the images.
           skipped: counter of the source's unreadable images. None: the counter that all such calls
             for this source share. The source then stays in memory as long as this object.
         """
@@ -158,10 +148,7 @@ def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 
 def image_embedding(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """Returns embeddings of an image-text model's image encoder, scaled to unit norm.
-
-    The result is float32 `[batch, dim]`.
-    """
+    """Returns unit-norm embeddings of an image-text model's images, float32 `[batch, dim]`."""
     return unit(model(images).astype(jnp.float32))
 
 
@@ -222,7 +209,6 @@ def likeliest(
     `[batch, count]`.
 
     Args:
-      count: number of classes to return for each image.
       probabilities: name of the function from logits to probabilities, a key of `PROBABILITIES`,
         such as `softmax`.
     """
@@ -240,13 +226,9 @@ def likeliest(
 def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
     """Returns the maximum number of classes to list for an image.
 
-    The result is at most `num_classes`.
-
     Args:
       top: maximum number that the user has set. None: `num_classes` if there is a threshold, else
         `default`.
-      threshold: minimum probability of a listed class; None: no threshold.
-      num_classes: number of the model's classes.
       default: maximum number if neither `top` nor `threshold` is set.
 
     Raises:
@@ -262,12 +244,7 @@ def top_of(top: int | None, threshold: float | None, num_classes: int, default: 
 
 
 def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
-    """Counts the probabilities of an image that are at least `threshold`.
-
-    Args:
-      threshold: the minimum probability; None: all probabilities are counted.
-      probabilities: class probabilities in descending order, `[classes]`.
-    """
+    """Counts the probabilities (in descending order) that are at least `threshold`; None: all."""
     return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
 
 
@@ -298,24 +275,22 @@ def make_features(
 def extractor_of(
     model: nnx.Module, mesh: Mesh, crop: TestCrop | None = None, **options
 ) -> tuple[Extractor, dict]:
-    """Returns an `Extractor` for a loaded model, and the model's parameters on the devices.
-
-    Args:
-      model: a loaded model.
-      mesh: mesh of devices.
-      crop: the evaluation transform; default: `transfer_crop`.
-      **options: `batch_size` and other arguments of `Extractor`.
+    """Returns an `Extractor(**options)` for a loaded model, and its parameters on the devices.
 
     Raises:
       UserError: the model's images are not square.
     """
+    graphdef, params, shardings = split_and_placed(model, mesh)
+    crop = crop or transfer_crop(model.image_size)
+    return Extractor(graphdef, shardings, mesh, crop, **options), params
+
+
+def split_and_placed(model: nnx.Module, mesh: Mesh) -> tuple[nnx.GraphDef, dict, dict]:
+    """Places a model's parameters on a mesh; returns graphdef, parameters and their shardings."""
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
     shardings = parameter_shardings(mesh, params)
-    crop = crop or transfer_crop(model.image_size)
-    return Extractor(graphdef, shardings, mesh, crop, **options), jax.tree.map(
-        place, params, shardings
-    )
+    return graphdef, jax.tree.map(place, params, shardings), shardings
 
 
 def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
@@ -334,14 +309,10 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
-    """Returns the evaluation transform of the few-shot protocol.
+    """Returns the few-shot protocol's transform, with other arguments of the crop in `how`.
 
     For a model with an image size of 224, images are resized to 256 x 256 pixels and cropped to the
     central 224 x 224 pixels. For other image sizes, the ratio 256 / 224 is the same.
-
-    Args:
-      image_size: image size of the model, in pixels.
-      **how: `mode`, `interpolation` and `background` of the crop.
 
     Raises:
       UserError: the model's images are not square.

@@ -27,10 +27,7 @@ SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
 # Training and test slices of a folder that has class folders, but no splits.
-HALVES = (
-    "all[:80%]",
-    "all[80%:]",
-)
+HALVES = ("all[:80%]", "all[80%:]")
 
 # Default data sets of the few-shot suite. As in big_vision, ImageNet's training images are the
 # first 65,000 images of `train`.
@@ -90,12 +87,8 @@ class FewShotTask:
 
     Args:
       name: name of the data set, for messages and metrics.
-      train: all training images.
-      test: test images.
-      shots: numbers of training images per class.
       seeds: random seeds. Each seed defines a random order of the images of each class. The first k
         images of a class are used for k shots.
-      log: callback for messages about the progress of reading labels, if that takes long.
 
     Raises:
       TooFewImages: a class has fewer images than shots.
@@ -119,11 +112,7 @@ class FewShotTask:
         self.train = Subset(train, indices)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Returns a fingerprint of all training images, the test images, and the few-shot images.
-
-        The few-shot images are the training images that the seeds have selected. Fingerprints are
-        compared between hosts. Hosts with equal images have equal fingerprints.
-        """
+        """Returns a fingerprint of all training, test and few-shot images."""
         chosen = np.concatenate([*self.chosen.values()]).tobytes()
         digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
         return fingerprints(self.train, self.test) | {"chosen images": digest}
@@ -139,12 +128,8 @@ class FewShotTask:
         """Returns an `Accuracy` for each combination of a number of shots and a penalty.
 
         Args:
-          extractor: extractor of the model's features.
-          params: the model's parameters.
-          penalties: L2 penalties of least squares.
           go_on: function that is called before each batch and each fit. If it returns False, the
             result is None.
-          log: callback for notes about the fits.
         """
         train = extractor(params, self.train, go_on)
         test = train and extractor(params, self.test, go_on)
@@ -166,12 +151,7 @@ class FewShotTask:
         return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in by_shots.items()]
 
     def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features and labels of the few-shot training images of a seed.
-
-        These are the first `shots` images of each class, in the seed's random order.
-
-        Unreadable images are omitted.
-        """
+        """Returns features and labels of the readable few-shot training images of a seed."""
         numbers = self.chosen[seed][:, :shots].ravel()
         rows = np.flatnonzero(np.isin(self.train.indices[train.indices], numbers))
         return train.values[rows], train.labels[rows].max(axis=1)
@@ -226,10 +206,6 @@ def cut_in_two(described: DataSet, log: Callable[[str], None] = print) -> DataSe
     An example is a folder with class folders, but without the folders `train` and `test`. The
     slices are shares of each class. All other data sets are returned unchanged, and so is a data
     set for which the user has named slices.
-
-    Args:
-      described: the data set.
-      log: callback for a message about the slices.
     """
     path, splits = described.path, (described.train_split, described.test_split)
     if splits != ("train", "test") or not SOURCES[described.kind].is_whole(path):
@@ -247,10 +223,6 @@ def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> D
 
     The data set is returned unchanged if it has the split `test`, if it has no validation split, or
     if the user has selected another split than `test`.
-
-    Args:
-      described: the data set.
-      log: callback for a message about the split.
     """
     splits: Collection[str] = ()
     if described.test_split == "test":
@@ -264,12 +236,7 @@ def with_test_split(described: DataSet, log: Callable[[str], None] = print) -> D
 
 
 def no_test_split(described: DataSet, split: str) -> str:
-    """Returns the log line for a data set without the split `test`.
-
-    Args:
-      described: the data set.
-      split: the split that is evaluated in place of `test`.
-    """
+    """Returns the log line for a data set that is evaluated on `split` in place of `test`."""
     return (
         f"{described.name} has no split test: {split} is evaluated "
         f"(--set={described.kind}:{described.path}@TRAIN,TEST selects other splits)"
@@ -282,13 +249,7 @@ def open_data_set(
     label_key: str = "label",
     log: Callable[[str], None] = print,
 ) -> tuple[Source, Source]:
-    """Opens a data set's training and test images. Both splits have the same class indices.
-
-    Args:
-      described: the data set.
-      image_size: size of synthetic images, in pixels.
-      label_key: CSV column or TFDS feature of the labels.
-      log: callback for messages about classes without images.
+    """Opens a data set's training and test images, with the same class indices in both.
 
     Raises:
       UserError: the data set does not exist, is empty or cannot be read.
@@ -315,13 +276,6 @@ def choose(
 ) -> dict[int, np.ndarray]:
     """Draws random training images of each class.
 
-    Args:
-      labels: class of each image, `[images]`.
-      class_names: class names by index.
-      shots: number of images per class.
-      seeds: random seeds.
-      name: name of the data set, for messages.
-
     Returns:
       A dict from each seed to the indices of the drawn images, int64 `[classes, shots]`.
 
@@ -345,15 +299,7 @@ def choose(
 
 
 def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, int | str]:
-    """Returns a fingerprint of the training images and a fingerprint of the test images.
-
-    Fingerprints are compared between hosts. Hosts with equal images have equal fingerprints.
-
-    Args:
-      train: the training images.
-      test: the test images.
-      samples: number of examples of each split whose content is included in the fingerprint.
-    """
+    """Returns the fingerprints of both splits, which include `samples` examples of each."""
     of_both = {"training": fingerprint(train, samples), "test": fingerprint(test, samples)}
     return {
         f"{split} {key}": value
@@ -363,9 +309,5 @@ def fingerprints(train: Source, test: Source, samples: int = 16) -> dict[str, in
 
 
 def read_single_labels(name: str, source: Source, log: Callable[[str], None]) -> np.ndarray:
-    """Reads the label of each image, int32 `[images]`, and logs the progress.
-
-    Raises:
-      UserError: an image does not have exactly one label.
-    """
+    """Reads each image's label, int32 `[images]`; raises UserError unless each has one."""
     return single_labels(source.label_table(Progress(name, len(source), "labels", log)), name)

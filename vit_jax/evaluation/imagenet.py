@@ -71,9 +71,7 @@ def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Mat
     If the checkpoint contains no class names, the classes are assumed to be in ImageNet's order.
 
     Args:
-      classes: number of classes of the model.
       class_names: names of these classes; empty: the checkpoint contains no names.
-      checkpoint: name of the checkpoint, for messages.
 
     Raises:
       UserError: the model predicts other classes than ImageNet's.
@@ -148,7 +146,6 @@ def open_imagenet(
       kind: `tfds` for a TFDS data set, or `folder` for a folder of class folders. The name of a
         class folder is the class's synset.
       path: name of the TFDS data set, or path of the folder.
-      split: name of the split with the validation images.
       real: labels from `read_real`, `real[0]` for image 1. The number of an image is in its file
         name. None: no ReaL labels.
 
@@ -198,10 +195,7 @@ def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
 
 @dataclasses.dataclass(frozen=True)
 class Relabelled(Source):
-    """Selected images of another source, with new labels.
-
-    If `border` is above 0, this number of pixels is cut off at each edge of an image.
-    """
+    """Images of a source with new labels, and without `border` pixels at each edge."""
 
     source: Source
     indices: tuple[int, ...]
@@ -235,26 +229,12 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Returns the ImageNet classes of each ObjectNet folder, by the folder's name.
-
-    Folders whose class is not in ImageNet are omitted.
-
-    Args:
-      root: the folder `objectnet-1.0` with `images` and `mappings`.
-
-    Raises:
-      UserError: a file of the class map is missing, or the files contradict each other.
-    """
+    """Returns ImageNet's classes of ObjectNet's folders; raises UserError for a bad class map."""
     where = epath.Path(root) / "mappings"
     what = f"a part of ObjectNet's class map: unpack all of objectnet-1.0.zip ({OBJECTNET_URL})"
-    folders, overlap, positions = (
-        _read_json(where / f"{name}.json", dict, what)
-        for name in (
-            "folder_to_objectnet_label",
-            "objectnet_to_imagenet_1k",
-            "pytorch_to_imagenet_2012_id",
-        )
-    )
+    folders = _read_json(where / "folder_to_objectnet_label.json", dict, what)
+    overlap = _read_json(where / "objectnet_to_imagenet_1k.json", dict, what)
+    positions = _read_json(where / "pytorch_to_imagenet_2012_id.json", dict, what)
     lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
     # The keys of `positions` are class indices, in the order of synsets. The values are indices of
     # `lines`, the list of the classes' English names.
@@ -287,13 +267,10 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
 
 
 def open_objectnet(root: str) -> Relabelled:
-    """Opens ObjectNet's images of those classes that ImageNet also has.
+    """Opens ObjectNet's images in `root` of those classes that ImageNet also has.
 
     The red border of the images is removed. A model may predict any of ImageNet's classes. The
     prediction of a class that ObjectNet does not have is always wrong.
-
-    Args:
-      root: the folder `objectnet-1.0` with `images` and `mappings`.
 
     Raises:
       UserError: the class map or the images of a class are missing.
@@ -315,11 +292,7 @@ def open_objectnet(root: str) -> Relabelled:
 
 
 def objectnet_crop(size: int) -> TestCrop:
-    """Returns BiT's ObjectNet transform for models with an image size of `size` pixels.
-
-    The short side is resized to 512 / 480 times `size`. Then the central `size` x `size` pixels are
-    cropped.
-    """
+    """Returns BiT's ObjectNet transform: the short side is resized to 512 / 480 times `size`."""
     return TestCrop(size, "short_side", round(size * 512 / 480))
 
 

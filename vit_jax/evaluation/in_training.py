@@ -13,14 +13,7 @@ from jax.sharding import Mesh
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
-from vit_jax.evaluation.suite import (
-    Impossible,
-    Measurement,
-    Outputs,
-    Stopped,
-    Subject,
-    Suite,
-)
+from vit_jax.evaluation.suite import Impossible, Measurement, Outputs, Stopped, Subject, Suite
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.models.text import tokenizer_of
@@ -49,8 +42,6 @@ class TrainingSuites:
     Args:
       config: config of the run. Preprocessing options that were None must have been replaced by the
         checkpoint's values.
-      mesh: mesh of devices.
-      test_crop: the evaluation transform.
       peers: the run's processes. The data of all processes are compared and must be equal.
       class_names: names of the classes of the run's head, by index; empty: the run has no classes.
 
@@ -125,14 +116,10 @@ class TrainingSuites:
         """Opens the data of a suite.
 
         Args:
-          name: name of the suite.
-          options: options of the suite that replace default values.
-          image_size: image size of the model, in pixels.
           every: interval of evaluations in steps; 0: only at the end of the run.
           where: for error messages, a tuple for each data set of the suite. It contains the config
             key and the value that select the data set, such as `("fewshot.sets", "tfds:cifar100")`.
             None: the key is `evaluate.suites`.
-          peers: the run's processes. The data of all processes are compared and must be equal.
         """
         suite = SUITES[name]
         values = {"image_size": image_size} | suite.defaults() | options
@@ -152,13 +139,7 @@ class TrainingSuites:
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def _text_encoder(self, config: RunOptions, mesh: Mesh) -> TextEncoder:
-        """Returns the run's text encoder.
-
-        The parameters of the text encoder are available after a call of `attach`.
-
-        Raises:
-          UserError: the run has no text encoder.
-        """
+        """Returns the run's text encoder, or raises UserError if it has none."""
         if config.objective.name != "contrastive":
             raise UserError(
                 f"a run with objective.name={config.objective.name!r} has no text tower: train "
@@ -175,10 +156,7 @@ class TrainingSuites:
         return self._texts
 
     def _similarity(self, params: dict) -> tuple[float, float | None]:
-        """Returns the scale and the bias that convert cosine similarities to logits.
-
-        The bias is None if the objective has no bias.
-        """
+        """Returns the scale and the bias (or None) that convert cosine similarities to logits."""
         objective: Any = nnx.merge(self._objective[0], params)
         bias = objective.logit_bias
         return float(objective.scale), None if bias is None else float(bias[...])
@@ -195,7 +173,6 @@ class TrainingSuites:
         Args:
           model: graph definition of the model, and shardings of its parameters.
           objective: graph definition of the objective, and shardings of its parameters.
-          log: callback for messages about unreadable images.
           on_outputs: callback that receives example outputs of a suite (`Outputs`), such as
             predicted masks, to write them on a page of images.
         """
@@ -212,9 +189,6 @@ class TrainingSuites:
         shots.
 
         Args:
-          params: the parameters to evaluate.
-          objective_params: the parameters of the objective.
-          step: number of the step.
           last: True after the run's last step. All suites are then due.
           go_on: function that is called before each batch and each fit. If it returns False, the
             result is None.
@@ -244,11 +218,7 @@ def check_suite(name: str) -> None:
 
 
 def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any]:
-    """Parses `config.evaluate.options`, such as `shots=1,5`, for the selected suites.
-
-    Args:
-      texts: options as text, `name=value`.
-      suites: names of the selected suites.
+    """Parses `config.evaluate.options`, texts such as `shots=1,5`, for the selected suites.
 
     Raises:
       UserError: none of the suites has the option, or the value is invalid.

@@ -75,13 +75,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles a function that updates the nearest neighbours with a block of training images.
-
-    The training images are processed block by block. The arguments of the function are the features
-    of the test images, their nearest neighbours among all earlier blocks (similarities and classes,
-    both `[test images, neighbours]`), and the features and classes of the next block. The function
-    returns the similarities and classes of the nearest neighbours including this block.
-    """
+    """Compiles an update of neighbours, `[test images, neighbours]`, by a block of images."""
 
     def closer(queries, similarity, classes, rows, row_classes):
         similarities = jnp.matmul(queries, rows.T, precision="highest")
@@ -99,11 +93,7 @@ def _closer(mesh: Mesh):
 
 @functools.cache
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
-    """Compiles the weighted vote of the nearest training images of each test image.
-
-    The compiled function returns the number of correctly classified images for each number of
-    neighbours in `counts`. The numbers in `counts` must be in ascending order.
-    """
+    """Compiles the weighted votes of the nearest training images, for ascending `counts`."""
 
     def count(similarity, classes, labels, temperature):
         # The largest similarity is subtracted from all similarities of an image, because exp(1 /

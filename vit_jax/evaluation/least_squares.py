@@ -58,10 +58,6 @@ def fit(
     Args:
       features: features of the training images, `[images, features]`.
       labels: class of each image, `[images]`.
-      num_classes: number of classes.
-      penalties: L2 penalties, 0 or above.
-      mesh: mesh of devices.
-      log: callback for the note.
 
     Raises:
       UserError: a penalty is below 0, or a feature is not finite.
@@ -105,14 +101,7 @@ def fit(
 
 
 def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """Returns the product `rows^T rows`, float64 `[columns, columns]`.
-
-    The rows are sharded over the devices for the product.
-
-    Args:
-      rows: float64 `[rows, columns]`.
-      mesh: mesh of devices.
-    """
+    """Computes `rows^T rows` of float64 rows on all devices, float64 `[columns, columns]`."""
     count, width = rows.shape
     padded = -(-width // 128) * 128  # Padding with zeros does not change the result.
     size = whole_batch(mesh, BLOCK)
@@ -128,11 +117,9 @@ def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mes
     """Returns the share of images whose predicted class is one of their labels.
 
     Args:
-      classifier: classifier to evaluate.
       features: float32 `[images, features]`, sharded over the devices.
       labels: labels of each image, int32 `[images, max_labels]`, sharded over the devices. They are
         padded with -1. All labels of a padding image are -1.
-      mesh: mesh of devices.
     """
     host = [*classifier[:2], classifier.coefficients[:-1], CONSTANT * classifier.coefficients[-1]]
     values = [everywhere(x.astype(np.float32), mesh) for x in host]
@@ -152,7 +139,6 @@ def _solve(
     Args:
       matrix: symmetric Gram matrix, float64 `[size, size]`.
       right: right-hand side, float64 `[size, classes]`.
-      penalties: L2 penalties.
 
     Returns:
       A list of solutions, each `[size, classes]`, and the rank of the matrix. With a single penalty

@@ -16,7 +16,7 @@ from vit_jax.evaluation.least_squares import GUARD
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
-FOLDS = 5
+FOLDS, ITERATIONS = 5, 300  # Number of folds, and maximum number of iterations of L-BFGS.
 # Penalties are tried in descending order. The search stops when the loss has been higher than the
 # lowest one for this number of consecutive penalties, because fits with smaller penalties take
 # longer.
@@ -39,8 +39,6 @@ def linear_probe(
     mesh: Mesh,
     *,
     penalties: Sequence[float] = PENALTIES,
-    seed: int = 0,
-    iterations: int = 300,
 ) -> Probe:
     """Fits a linear probe with the best penalty on a validation set, and evaluates the probe.
 
@@ -50,46 +48,34 @@ def linear_probe(
     penalty and all training images. The test images are evaluated once.
 
     Args:
-      train, test: features of the images.
-      num_classes: number of classes.
-      mesh: mesh of devices.
       penalties: L2 penalties. They are tried in descending order, and each fit starts from the
         previous solution.
-      seed: random seed of the validation set.
-      iterations: maximum number of L-BFGS iterations for each fit.
 
     Raises:
       UserError: there are fewer than ten training images, or an image does not have exactly one
         label.
     """
     labels = single_labels(train.labels, "the training images")
-    held_out_rows, kept = hold_out(len(labels), seed)
+    held_out_rows, kept = hold_out(len(labels), 0)
     part, part_labels = train.values[kept], labels[kept]
-    rest = Features(train.values[held_out_rows], train.labels[held_out_rows], held_out_rows)
+    rest = _rows(train, held_out_rows)
     weights, held_out = np.zeros((train.values.shape[1] + 1, num_classes)), {}
     solutions = {}
     for penalty in sorted(penalties, reverse=True):
-        weights = fit(part, part_labels, weights, penalty, mesh, iterations)
+        weights = fit(part, part_labels, weights, penalty, mesh)
         solutions[penalty], held_out[penalty] = weights, accuracy(weights, part, rest, mesh)
     best = max(held_out, key=held_out.get)  # In a tie, the largest penalty is chosen.
-    weights = fit(train.values, labels, solutions[best], best, mesh, iterations)
+    weights = fit(train.values, labels, solutions[best], best, mesh)
     return Probe(accuracy(weights, train.values, test, mesh), best, held_out)
 
 
 class LinearHead(NamedTuple):
-    """Linear classifier for features without standardization.
+    """Linear classifier for features without standardization."""
 
-    Attributes:
-      kernel: float32 `[features, classes]`.
-      bias: float32 `[classes]`.
-      penalty: L2 penalty, selected by cross-validation.
-      accuracy: accuracy in cross-validation.
-    """
-
-    kernel: np.ndarray
-    bias: np.ndarray
-    penalty: float
-    accuracy: float
+    kernel: np.ndarray  # float32 `[features, classes]`.
+    bias: np.ndarray  # float32 `[classes]`.
+    penalty: float  # L2 penalty, selected by cross-validation.
+    accuracy: float  # Accuracy in cross-validation.
 
 
 def linear_head(
@@ -100,7 +86,7 @@ def linear_head(
     groups: np.ndarray | None = None,
     penalties: Sequence[float] = PENALTIES,
     seed: int = 0,
-    iterations: int = 300,
+    iterations: int = ITERATIONS,
 ) -> LinearHead:
     """Fits the linear probe on all training images, with a penalty from cross-validation.
 
@@ -112,14 +98,8 @@ def linear_head(
     10,000 images or more, a single validation set, a tenth of the images, replaces the five folds.
 
     Args:
-      train: features of the training images.
-      num_classes: number of classes.
-      mesh: mesh of devices.
       groups: group number of each image of the source, `[images]`. All images of a group are in the
         same fold. None: each image is its own group.
-      penalties: L2 penalties to try.
-      seed: random seed of the folds.
-      iterations: maximum number of L-BFGS iterations for each fit.
 
     Raises:
       UserError: an image does not have exactly one label.
@@ -135,12 +115,7 @@ def linear_head(
             loss = hits = 0.0
             for fold, held_out_rows in enumerate(folds):
                 kept = np.setdiff1d(np.arange(len(labels)), held_out_rows)
-                part, rest = (
-                    train.values[kept],
-                    Features(
-                        train.values[held_out_rows], train.labels[held_out_rows], held_out_rows
-                    ),
-                )
+                part, rest = train.values[kept], _rows(train, held_out_rows)
                 solutions[fold] = fit(
                     part, labels[kept], solutions[fold], penalty, mesh, iterations, each
                 )
@@ -162,13 +137,12 @@ def linear_head(
     return LinearHead(kernel.astype(np.float32), bias.astype(np.float32), best, share)
 
 
-def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Returns the indices of each fold's validation images.
+def _rows(features: Features, rows: np.ndarray) -> Features:
+    return Features(features.values[rows], features.labels[rows], rows)
 
-    Args:
-      groups: the group of each image. All images of a group are in the same fold.
-      seed: random seed.
-    """
+
+def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Returns the indices of each fold's validation images. No fold divides a group of images."""
     names, group = np.unique(groups, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(names))
     parts = [order[: len(order) // 10]] if len(groups) >= ONE_FOLD else np.array_split(order, FOLDS)
@@ -177,14 +151,7 @@ def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
 
 
 def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a tenth of the images as the validation set.
-
-    Returns:
-      The indices of the validation images, and the indices of the other images.
-
-    Raises:
-      UserError: there are fewer than ten images.
-    """
+    """Draws a tenth of at least ten images; returns its indices, and those of the other images."""
     if images < 10:
         raise UserError(
             f"a linear probe needs ten training images to hold one out; there are {images}"
@@ -199,7 +166,7 @@ def fit(
     start: np.ndarray,
     penalty: float,
     mesh: Mesh,
-    iterations: int,
+    iterations: int = ITERATIONS,
     each: bool = True,
 ) -> np.ndarray:
     """Fits logistic regression on standardized features by L-BFGS.
@@ -207,10 +174,7 @@ def fit(
     Args:
       values: features, `[images, features]`.
       labels: class of each image, `[images]`.
-      start: initial weights and biases, of the same shape as the result.
       penalty: L2 penalty; the loss contains `penalty / 2` times the sum of the squared weights.
-      mesh: mesh of devices.
-      iterations: maximum number of L-BFGS iterations.
       each: True: divide each feature by its own std. False: divide all features by a common std.
 
     Returns:
@@ -248,8 +212,6 @@ def accuracy(
       weights: result of `fit`.
       fitted: features of the training images. Their mean and std standardize the features of
         `test`.
-      test: features of the images to evaluate.
-      mesh: mesh of devices.
       each: True: divide each feature by its own std. False: divide all features by a common std.
     """
     mean, deviation = _statistics(fitted, each)
@@ -260,16 +222,7 @@ def accuracy(
 
 
 def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
-    """Returns the mean cross-entropy of images with one label each.
-
-    Args:
-      weights: result of `fit`.
-      fitted: features of the training images. Their mean and std standardize the features of
-        `test`.
-      test: features and labels of the images.
-      mesh: mesh of devices.
-      each: True: divide each feature by its own std. False: divide all features by a common std.
-    """
+    """Returns the mean cross-entropy of images with one label each; arguments as in `accuracy`."""
     mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)
@@ -277,10 +230,7 @@ def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, e
 
 
 def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean and the std of each feature, float32 `[features]`.
-
-    If `each` is False, all features have the same std, the root mean square of all stds.
-    """
+    """Returns each feature's mean and std, float32 `[features]`; or the stds' RMS for all."""
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     if not each:
         deviation = np.full_like(deviation, np.sqrt(np.square(deviation).mean()))
@@ -288,12 +238,7 @@ def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]
 
 
 def scores(weights: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns the logits of a linear classifier, `[images, classes]`.
-
-    Args:
-      weights: `[features + 1, classes]`. The last row contains the biases.
-      rows: features, `[images, features]`.
-    """
+    """Returns logits, `[images, classes]`; the last row of `weights` contains the biases."""
     return jnp.matmul(rows, weights[:-1], precision="highest") + weights[-1]
 
 

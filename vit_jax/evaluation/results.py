@@ -19,9 +19,6 @@ class Results:
     """Evaluation results of one checkpoint, saved in a folder by the method `put`.
 
     Args:
-      folder: folder of the results.
-      checkpoint: name of the checkpoint.
-      description: description of the model.
       version: step of the checkpoint, and hash of its content. If the folder contains results of
         another version of the checkpoint, these results are removed.
 
@@ -63,11 +60,7 @@ class Results:
         self.put()  # Marks the folder as results before a suite writes other files into it.
 
     def begin(self, suite: str, settings: dict) -> None:
-        """Records the settings on which a suite's metrics depend.
-
-        Raises:
-          UserError: the folder has metrics of this suite with other settings.
-        """
+        """Records a suite's settings; raises UserError if its metrics have other settings."""
         saved = self._about["settings"].get(suite, settings)
         if saved != settings and any(
             row.suite == suite and row.accuracy is not None for row in self.rows.values()
@@ -85,11 +78,7 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if the suite's rows with the names `names` are complete.
-
-        A row is complete if it has a metric, or a note that the data do not allow the metric.
-        Complete rows are not evaluated again.
-        """
+        """Returns True if all rows have a metric, or a note that the data allow none."""
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
 
@@ -98,12 +87,7 @@ class Results:
         return self._about["data"].get(suite, {}).get(name)
 
     def put(self, *rows: Row, data: Mapping[str, str | None] = MappingProxyType({})) -> None:
-        """Adds rows, and saves all rows. New rows replace rows with the same name.
-
-        Args:
-          *rows: rows of one or several suites.
-          data: a dict from the name of a row to the hash of its data.
-        """
+        """Adds or replaces rows, and saves all rows; `data` contains hashes by row name."""
         self.rows |= {(row.suite, row.name): row for row in rows}
         for row in rows:
             self._about["data"].setdefault(row.suite, {})[row.name] = data.get(row.name)
@@ -124,15 +108,7 @@ class Results:
 
 
 def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
-    """Loads a file of results.
-
-    Returns:
-      A dict that describes the checkpoint and the evaluation (`checkpoint`, `settings`, `version`
-      and `data`), and a dict from `(suite, name)` to the result row.
-
-    Raises:
-      UserError: the file cannot be read, or does not contain results.
-    """
+    """Loads the description of an evaluation, such as `checkpoint`, and rows by `(suite, name)`."""
     try:
         saved = json.loads(read_small(file))
         about = {key: saved[key] for key in ("checkpoint", "settings")}
@@ -145,11 +121,7 @@ def _load(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], Row]]:
 
 
 def _suite_table(suite: Suite, rows: list[Row]) -> str:
-    """Returns the Markdown table of a suite.
-
-    The table has a row for each metric, followed by rows with means of several metrics
-    (`Suite.means`). Its columns contain our values and the values of published models.
-    """
+    """Returns the Markdown table of a suite."""
     columns = published_figures(suite)
     measured = {row.name: row.accuracy for row in rows if row.accuracy is not None}
     for name, members in suite.means(measured).items():
@@ -172,7 +144,6 @@ def _cells(row: Row, published: Iterable[Mapping[str, float]], sign: bool) -> li
     """Returns a table row's cells: name, our metric, number of images, published values and note.
 
     Args:
-      row: the row to format.
       published: for each published model, a dict from the name of a row to the model's value.
       sign: True: append the per cent sign to percentages.
     """
@@ -185,30 +156,21 @@ def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) 
     """Returns a message that lists the metrics of another version of the checkpoint.
 
     Args:
-      folder: folder of the results.
       rows: result rows of the other version. If no row has a metric, the message is empty.
       step: training step of the other version; None: unknown.
       step_now: training step of the evaluated version; None: unknown.
     """
     figures = [f"{row.suite} {row.name}" for row in rows.values() if row.accuracy is not None]
-    content = (
-        f"step {step:,} of the checkpoint"
-        if step not in (None, step_now)
-        else "another content of it"
-    )
-    return (
-        f"{folder} had figures of {content}, which are removed: {'; '.join(figures)}"
-        if figures
-        else ""
-    )
+    content = "another content of it"
+    if step not in (None, step_now):
+        content = f"step {step:,} of the checkpoint"
+    if not figures:
+        return ""
+    return f"{folder} had figures of {content}, which are removed: {'; '.join(figures)}"
 
 
 def in_words(rows: Iterable[Row]) -> list[str]:
-    """Formats rows as log lines.
-
-    Each row with a metric has a line with its name and metric. The rows without a metric are
-    grouped by their note. Each group has a line with the names of the rows and the note.
-    """
+    """Formats rows as log lines. Rows without a metric are grouped by their note."""
     lines, missing = [], dict[str, list[str]]()
     for row in rows:
         if row.accuracy is None:
@@ -219,12 +181,7 @@ def in_words(rows: Iterable[Row]) -> list[str]:
 
 
 def formatted(row: Row, sign: bool = False) -> str:
-    """Formats the metric of a result row with its std and its unit.
-
-    Args:
-      row: the row to format.
-      sign: True: append the per cent sign to percentages.
-    """
+    """Formats a result row's metric with std and unit; `sign`: with the per cent sign."""
     if row.accuracy is None:
         return ""
     if row.unit != "%":
@@ -234,10 +191,7 @@ def formatted(row: Row, sign: bool = False) -> str:
 
 
 def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
-    """Returns the published values of a suite, in per cent.
-
-    The result is `{model: {row: value}}`, where `row` is the name of a result row.
-    """
+    """Returns the published values of a suite, in per cent: `{model: {row: value}}`."""
     columns = {}
     for name in suite.published:
         for model, figures in published.table(name).by_model().items():
@@ -246,11 +200,7 @@ def published_figures(suite: Suite) -> dict[str, dict[str, float]]:
 
 
 def draw(path: Path, rows: Rows) -> bool:
-    """Draws a figure with a panel for each suite that has metrics and a plot.
-
-    Returns:
-      False if no suite has metrics and a plot. In this case no figure is drawn.
-    """
+    """Draws a panel for each suite with metrics and a plot; returns False if there is none."""
     from matplotlib.figure import Figure
 
     panels = []

@@ -22,6 +22,7 @@ from vit_jax.progress import Progress
 RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 BATCH_SIZE, STEPS = 1024, 12_500
 MOMENTUM = 0.9
+SEED = 0  # Of the validation set, the initial weights and the batches.
 AHEAD = 16  # The host waits after each 16 steps, to limit the number of batches on the devices.
 
 # Weights by feature set: float32 [learning rates, features + 1, classes]. The last row contains the
@@ -42,13 +43,9 @@ class SgdProbe:
 
     Args:
       choices: a dict from the name of each feature set to the slice of its columns in the features.
-      mesh: mesh of devices.
       rates: learning rates for a batch of 256 images. They are scaled linearly with the batch size.
       batch_size: number of images in a batch, at most the number of training images.
-      steps: number of steps.
-      seed: random seed of the validation set, the initial weights and the batches.
       go_on: function that is called every few steps. If it returns False, the fit returns None.
-      log: callback for messages about the progress of long fits.
     """
 
     def __init__(
@@ -59,12 +56,11 @@ class SgdProbe:
         rates: Sequence[float] = RATES,
         batch_size: int = BATCH_SIZE,
         steps: int = STEPS,
-        seed: int = 0,
         go_on: Callable[[], bool] = lambda: True,
         log: Callable[[str], None] = print,
     ):
         self.choices, self.mesh, self.rates = dict(choices), mesh, sorted(rates)
-        self.batch_size, self.steps, self.seed = batch_size, steps, seed
+        self.batch_size, self.steps = batch_size, steps
         self._go_on, self._log = go_on, log
         columns = tuple((name, part.start, part.stop) for name, part in self.choices.items())
         self._step, self._count = _make_step(mesh, columns), _make_count(mesh, columns)
@@ -87,7 +83,7 @@ class SgdProbe:
         labels = single_labels(train.labels, "the training images")
         if num_classes < 2:
             raise UserError(f"a linear probe needs two classes; there are {num_classes}")
-        held, kept = hold_out(len(labels), self.seed)
+        held, kept = hold_out(len(labels), SEED)
         if not np.isin(labels[held], labels[kept]).any():
             raise UserError(
                 f"the {len(held)} validation images and the {len(kept)} other training images "
@@ -125,7 +121,6 @@ class SgdProbe:
         Args:
           values: features of the images, float32 `[images, features]`.
           labels: class of each image, int `[images]`.
-          num_classes: number of classes.
           rates: learning rates for a batch of 256 images, by feature set.
           rows: indices of the images to train on; None: all images.
         """
@@ -141,7 +136,7 @@ class SgdProbe:
         }
         momenta = jax.tree.map(jnp.zeros_like, weights)
         progress = Progress("linear probe", self.steps, "steps", self._log)
-        for step, batch in enumerate(batches(rows, size, self.steps, self.seed)):
+        for step, batch in enumerate(batches(rows, size, self.steps, SEED)):
             if step % AHEAD == 0:
                 if not self._go_on():
                     return None
@@ -153,11 +148,8 @@ class SgdProbe:
         return weights
 
     def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
-        """Returns the initial weights (std 0.01) and biases (0) of each feature set.
-
-        The arrays are float32 `[features + 1, classes]`. The last row contains the biases.
-        """
-        rng, starts = np.random.default_rng((self.seed, 1)), {}
+        """Returns initial weights (std 0.01) and biases (0, the last row) of each feature set."""
+        rng, starts = np.random.default_rng((SEED, 1)), {}
         for name, columns in self.choices.items():
             width = len(range(features)[columns])
             drawn = rng.normal(scale=0.01, size=(width, num_classes))
@@ -169,11 +161,7 @@ class SgdProbe:
     ) -> dict[str, list[float]]:
         """Returns a dict from each feature set to its accuracies, one for each learning rate.
 
-        A prediction is correct if it is one of the image's labels.
-
         Args:
-          weights: weights from `fit`.
-          of: features of the images.
           rows: indices of the images to evaluate; None: all images.
         """
         rows = np.arange(len(of.values)) if rows is None else rows
@@ -193,11 +181,7 @@ class SgdProbe:
 
 
 def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields the image indices of each step's batch, int `[size]`.
-
-    At the start of each epoch, the image indices `rows` are permuted at random and divided into
-    consecutive batches. The incomplete last batch of an epoch is dropped.
-    """
+    """Yields batches of permuted rows, int `[size]`, without the incomplete last of an epoch."""
     rng, order = np.random.default_rng((seed, 2)), []
     for _ in range(steps):
         if len(order) < size:

@@ -86,100 +86,65 @@ class Impossible(UserError):
 
 
 class Classified(NamedTuple):
-    """Predicted classes for the images of a data set, for a page of images.
+    """Predicted classes for the images of a data set, for a page of images."""
 
-    Attributes:
-      suite: name of the suite.
-      name: name of the data set.
-      source: the images.
-      crop: evaluation transform of the images.
-      class_names: names of all classes.
-      answers: a dict of arrays. Each array has an item for each readable image. `numbers`: index of
-        the image in `source`. `labels`: label of the image, `[images, 1]`. `answer`: the most
-        probable class. `probability`: probability of this class.
-    """
-
-    suite: str
-    name: str
-    source: Source
-    crop: TestCrop
-    class_names: Sequence[str]
+    suite: str  # Name of the suite.
+    name: str  # Name of the data set.
+    source: Source  # The images.
+    crop: TestCrop  # Evaluation transform of the images.
+    class_names: Sequence[str]  # Names of all classes.
+    # A dict of arrays. Each array has an item for each readable image. `numbers`: index of the
+    # image in `source`. `labels`: label of the image, `[images, 1]`. `answer`: the most probable
+    # class. `probability`: probability of this class.
     answers: dict[str, np.ndarray]
 
 
 class Matched(NamedTuple):
-    """Images and captions of a data set, for a page of images.
+    """Images and captions of a data set, for a page of images."""
 
-    Attributes:
-      suite: name of the suite.
-      name: name of the data set.
-      source: the images.
-      crop: evaluation transform of the images.
-      paired: embeddings of the readable images and of the distinct captions, and the pairs of
-        images and captions.
-      captions: the distinct captions.
-      numbers: index of each readable image in the source, int `[images]`.
-    """
-
-    suite: str
-    name: str
-    source: Source
-    crop: TestCrop
+    suite: str  # Name of the suite.
+    name: str  # Name of the data set.
+    source: Source  # The images.
+    crop: TestCrop  # Evaluation transform of the images.
+    # Embeddings of the readable images and of the distinct captions, and the pairs of images and
+    # captions.
     paired: Paired
-    captions: Sequence[str]
-    numbers: np.ndarray
+    captions: Sequence[str]  # The distinct captions.
+    numbers: np.ndarray  # Index of each readable image in the source, int `[images]`.
 
 
 class Segmented(NamedTuple):
-    """Predicted masks for a data set's images with the lowest mIoU, for a page of images.
+    """Predicted masks for a data set's images with the lowest mIoU, for a page of images."""
 
-    Attributes:
-      name: name of the data set.
-      source: the images with the lowest mIoU, with their masks, in ascending order of mIoU.
-      class_names: names of all classes.
-      shown: for each image, the index in the source, the mIoU, and the predicted mask, uint8
-        `[height, width]`.
-    """
-
-    name: str
-    source: Source
-    class_names: Sequence[str]
+    name: str  # Name of the data set.
+    source: Source  # The images with the lowest mIoU, with their masks, in ascending order of mIoU.
+    class_names: Sequence[str]  # Names of all classes.
+    # For each image, the index in the source, the mIoU, and the predicted mask, uint8 `[height,
+    # width]`.
     shown: Sequence[tuple[int, float, np.ndarray]]
 
 
 class Ranged(NamedTuple):
-    """Predicted depths for a data set's images with the largest RMSE, for a page of images.
+    """Predicted depths for a data set's images with the largest RMSE, for a page of images."""
 
-    Attributes:
-      name: name of the data set.
-      source: the images with the largest RMSE, with their depth maps, in descending order of RMSE.
-      range: nearest and farthest evaluated depth, in metres.
-      shown: for each image, the index in the source, the RMSE in metres, and the predicted depth,
-        float32 `[height, width]`.
-    """
-
-    name: str
+    name: str  # Name of the data set.
+    # The images with the largest RMSE, with their depth maps, in descending order of RMSE.
     source: Source
-    range: tuple[float, float]
+    range: tuple[float, float]  # Nearest and farthest evaluated depth, in metres.
+    # For each image, the index in the source, the RMSE in metres, and the predicted depth, float32
+    # `[height, width]`.
     shown: Sequence[tuple[int, float, np.ndarray]]
 
 
 class Detected(NamedTuple):
-    """Predicted objects for a data set's images with the lowest F1, for a page of images.
+    """Predicted objects for a data set's images with the lowest F1, for a page of images."""
 
-    Attributes:
-      name: name of the data set.
-      source: the images with the lowest F1, with their boxes, in ascending order of F1.
-      class_names: names of all classes.
-      threshold: minimum score of the shown objects.
-      shown: for each image, the index in the source, the numbers of matched and unmatched objects
-        (`Matches`), and the predicted objects.
-    """
-
-    name: str
-    source: Source
-    class_names: Sequence[str]
-    threshold: float
+    name: str  # Name of the data set.
+    source: Source  # The images with the lowest F1, with their boxes, in ascending order of F1.
+    class_names: Sequence[str]  # Names of all classes.
+    threshold: float  # Minimum score of the shown objects.
+    # For each image, the index in the source, the numbers of matched and unmatched objects
+    # (`Matches`), and the predicted objects.
     shown: Sequence[tuple[int, Matches, Detections]]
 
 
@@ -187,20 +152,15 @@ Outputs = Classified | Matched | Segmented | Ranged | Detected
 
 
 class DenseHeads(NamedTuple):
-    """Access to a checkpoint's heads for segmentation, depth or detection (dense prediction).
+    """Access to a checkpoint's heads for segmentation, depth or detection (dense prediction)."""
 
-    Attributes:
-      task: task of the checkpoint's dense head; None: the checkpoint has no dense head.
-      load: function from a task to the model with its head for this task. It may raise UserError.
-      probe: function `(config, workdir) -> segmenter` that trains a segmentation head on this
-        checkpoint.
-      depth_scale: metres of a unit of the depth maps on which the checkpoint was trained; 0.001 if
-        it is unknown.
-    """
-
-    task: str | None
+    task: str | None  # Task of the checkpoint's dense head; None: the checkpoint has no dense head.
+    # Function from a task to the model with its head for this task. It may raise UserError.
     load: Callable[[str], Any]
+    # Function `(config, workdir) -> segmenter` that trains a segmentation head on this checkpoint.
     probe: Callable[[RunOptions, str], Segmenter]
+    # Metres of a unit of the depth maps on which the checkpoint was trained; 0.001 if it is
+    # unknown.
     depth_scale: float = 0.001
 
 
@@ -208,14 +168,11 @@ class Subject:
     """A model to evaluate. Its parameters may change between evaluations.
 
     Args:
-      name: the checkpoint's name in messages.
-      mesh: mesh of devices.
       load: function that returns the model's graph definition, parameters and shardings. It is
         called once, when a suite first needs the model.
       transfer_crop: function that returns the evaluation transform for frozen features.
       test_crop: function that returns the evaluation transform for predictions. Both functions are
         called only for suites that need them, and may raise UserError.
-      log: callback for messages.
       texts: function that opens the text encoder of an image-text model, without compiling it. It
         is called only for suites with texts, and may raise UserError.
       finetune: function `(config, workdir) -> metrics` that trains this checkpoint and returns the
@@ -269,11 +226,7 @@ class Subject:
 
     @functools.cached_property
     def texts(self) -> TextEncoder:
-        """The text encoder of an image-text model.
-
-        Raises:
-          UserError: the model has no text encoder.
-        """
+        """The text encoder of an image-text model; raises UserError if it has none."""
         return self._texts()
 
     @property
@@ -284,29 +237,17 @@ class Subject:
 
     @functools.cached_property
     def segmenter(self) -> Segmenter:
-        """The model with its segmentation head.
-
-        Raises:
-          UserError: the checkpoint has no segmentation head.
-        """
+        """The model with its segmentation head; raises UserError if it has none."""
         return self.dense.load("segmentation")
 
     @functools.cached_property
     def depth_model(self) -> DepthModel:
-        """The model with its depth head.
-
-        Raises:
-          UserError: the checkpoint has no depth head.
-        """
+        """The model with its depth head; raises UserError if it has none."""
         return self.dense.load("depth")
 
     @functools.cached_property
     def detector(self) -> Detector:
-        """The model with its detection head.
-
-        Raises:
-          UserError: the checkpoint has no detection head.
-        """
+        """The model with its detection head; raises UserError if it has none."""
         return self.dense.load("detection")
 
     @functools.cached_property
@@ -346,9 +287,7 @@ class Subject:
     def see(
         self, source: Source, compute: Compute = representation, crop: TestCrop | None = None
     ) -> Features:
-        """Returns the outputs of the function `compute` for all readable images of a source.
-
-        By default, these are the features of the frozen model.
+        """Returns the outputs of `compute`, by default features, for all readable images.
 
         Raises:
           Stopped: the evaluation was stopped, because `go_on` returned False.
@@ -367,60 +306,46 @@ COMPARED_EXAMPLES = 256
 
 @dataclass(frozen=True)
 class Measurement:
-    """Evaluation on one data set: names of the result rows, and functions that compute the rows.
-
-    Args:
-      names: names of the rows in the suite's table.
-      open: function that opens the data for some of the rows, given the rows' names. It is called
-        before the model is loaded. It raises UserError if the data cannot be opened.
-      measure: function that computes the rows from the model and the opened data.
-      fingerprint: function from opened data to a fingerprint, a dict of hashes and counts. The
-        fingerprints of two hosts are equal if both have opened the same data.
-      identify: function that returns the fingerprint of a row's data, given the row's name. The
-        fingerprint includes the content of `COMPARED_EXAMPLES` examples, but not the labels of all
-        examples. The function raises UserError if the data cannot be opened.
-    """
+    """Evaluation on one data set: names of the result rows, and functions that compute the rows."""
 
     names: tuple[str, ...]
+    # Function that opens the data for some of the rows, given the rows' names. It is called before
+    # the model is loaded. It raises UserError if the data cannot be opened.
     open: Callable[[Sequence[str]], Any]
     measure: Callable[[Subject, Any], Sequence[Row]]
+    # Function from opened data to a fingerprint, a dict of hashes and counts. The fingerprints of
+    # two hosts are equal if both have opened the same data.
     fingerprint: Callable[[Any], Mapping[str, int | str]] = lambda opened: {}
+    # Function that returns the fingerprint of a row's data, given the row's name. The fingerprint
+    # includes the content of `COMPARED_EXAMPLES` examples, but not the labels of all examples. The
+    # function raises UserError if the data cannot be opened.
     identify: Callable[[str], Mapping[str, int | str]] = lambda name: {}
 
 
 @dataclass(frozen=True)
 class Suite:
-    """An evaluation suite, such as k-NN on several data sets.
-
-    Args:
-      name: name of the suite.
-      title: heading of the suite's table.
-      needs: description of the required data and where to get them.
-      measurements: function that returns the `Measurement` of each data set. It opens no data.
-      options: options of the suite.
-      settings: function that returns the settings on which the metrics depend, without the data.
-        Metrics with different settings are not stored in the same folder.
-      published: names of tables in `vit_jax.published` with values for comparison.
-      means: function that defines the rows with means in the table. Its argument contains the names
-        of the available rows. The result is a dict from the name of each mean to the names of the
-        rows to average.
-      draw: function that plots rows with metrics, and published values, on Matplotlib's axes.
-      spoken: start of the suite's log lines during training.
-      short: function from a row's name to a shorter name. During training, the metric of the row is
-        named `SUITE/SHORT`.
-      in_training: True if the suite can be run during training.
-    """
+    """An evaluation suite, such as k-NN on several data sets."""
 
     name: str
     title: str
     needs: str
+    # Function that returns the `Measurement` of each data set. It opens no data.
     measurements: Callable[[Subject, Options], Sequence[Measurement]]
     options: Mapping[str, SuiteOption] = field(default_factory=dict)
+    # Function that returns the settings on which the metrics depend, without the data. Metrics with
+    # different settings are not stored in the same folder.
     settings: Callable[[Subject, Options], dict] = lambda subject, options: {}
+    # Names of tables in `vit_jax.published` with values for comparison.
     published: tuple[str, ...] = ()
+    # Function that defines the rows with means in the table. Its argument contains the names of the
+    # available rows. The result is a dict from the name of each mean to the names of the rows to
+    # average.
     means: Callable[[Collection[str]], Mapping[str, Sequence[str]]] = lambda there: {}
+    # Function that plots rows with metrics, and published values, on Matplotlib's axes.
     draw: Callable[[Any, Sequence[Row], Mapping[str, Mapping[str, float]]], None] | None = None
-    spoken: str = ""
+    spoken: str = ""  # Start of the suite's log lines during training.
+    # Function from a row's name to a shorter name. During training, the metric of the row is named
+    # `SUITE/SHORT`.
     short: Callable[[str], str] = lambda name: name.replace(", ", "/")
     in_training: bool = True
 
@@ -429,19 +354,43 @@ class Suite:
         return {name: option.default for name, option in self.options.items()}
 
 
+def measurement(
+    names: Sequence[str],
+    open_data: Callable[[], Any],
+    measure: Callable[[Subject, Any], Sequence[Row]],
+    fingerprint: Callable[..., Mapping[str, int | str]],
+) -> Measurement:
+    """Returns a `Measurement` whose data are opened only once, for all rows.
+
+    Args:
+      fingerprint: function from opened data and, optionally, a number of examples to a fingerprint.
+    """
+    opened = functools.cache(open_data)
+    return Measurement(
+        tuple(names),
+        lambda names: opened(),
+        measure,
+        fingerprint,
+        lambda name: fingerprint(opened(), COMPARED_EXAMPLES),
+    )
+
+
+def unavailable(name: str, error: UserError) -> Measurement:
+    """Returns a `Measurement` of one row. It raises `error`, since its data are not available."""
+
+    def refuse(_: Sequence[str] | str) -> Any:
+        raise error
+
+    return Measurement((name,), refuse, lambda subject, opened: [], identify=refuse)
+
+
 def text_option(meaning: str) -> SuiteOption:
     """Returns an option whose value is a text, such as a path. The default is empty."""
     return SuiteOption("", meaning)
 
 
 def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> SuiteOption:
-    """Returns an option whose value is a list of whole numbers, such as `1,5,10`.
-
-    Args:
-      default: default value.
-      meaning: help text.
-      least: minimum of each number.
-    """
+    """Returns an option for a list of whole numbers of at least `least`, such as `1,5,10`."""
 
     def parse(text: str) -> list[int]:
         values = text.split(",")
@@ -452,11 +401,15 @@ def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Su
     return SuiteOption(list(default), meaning, parse)
 
 
-def in_data_dir(path: str, data_dir: str) -> str:
-    """Adds the folder `data_dir` to a TFDS data set that is given by name, such as `cifar100:3.*`.
+def parse_number(text: str | int) -> int:
+    """Parses a whole number above 0."""
+    if not re.fullmatch("[1-9][0-9]*", str(text)):
+        raise UserError("give a whole number, 1 or above")
+    return int(text)
 
-    Other paths are returned unchanged. If `data_dir` is empty, all paths are unchanged.
-    """
+
+def in_data_dir(path: str, data_dir: str) -> str:
+    """Adds `data_dir` to a TFDS data set given by name, as `cifar100:3.*`; others are unchanged."""
     named_only = re.fullmatch(r"[\w/-]+(:[\d.*]+)?", path) and not path.startswith("/")
     return f"{path}:{data_dir}" if data_dir and named_only else path
 

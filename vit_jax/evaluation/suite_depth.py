@@ -30,25 +30,14 @@ NYU_SIDES = (480, 640)
 
 
 def parse_part(text: str) -> str:
-    """Checks the flag `--depth_part`, the evaluated region of the images.
-
-    The region is the whole image (`all`), or the usual crop of 640 x 480 images of NYU Depth v2
-    (`nyu`).
-
-    Raises:
-      UserError: the value is neither `all` nor `nyu`.
-    """
+    """Checks `--depth_part`: the whole image (`all`), or NYU Depth v2's usual crop (`nyu`)."""
     if text not in ("all", "nyu"):
         raise UserError(f"--depth_part={text!r} is unknown; supported: all, nyu")
     return text
 
 
 def parse_scale(text: str) -> float:
-    """Parses the flag `--depth_scale`: the unit of depth maps in metres, such as 0.001.
-
-    Raises:
-      UserError: the text is not a length.
-    """
+    """Parses `--depth_scale`, a unit in metres such as 0.001; raises UserError if it is none."""
     try:
         scale = float(text)
     except ValueError:
@@ -64,12 +53,7 @@ def scale_of(subject: Subject, options: Options) -> float:
 
 
 def open_ranged(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the test images of a data set with their depth maps.
-
-    Raises:
-      UserError: the checkpoint has no depth head, or the data cannot be opened or have no depth
-        maps.
-    """
+    """Opens test images with depth maps; raises UserError without them or a depth head."""
     described = tested_set(described, "depth", options, subject.log)
     source = open_source(
         described.kind,
@@ -85,10 +69,7 @@ def open_ranged(described: DataSet, options: Options, subject: Subject) -> Sourc
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's result rows, the depth metrics.
-
-    The images with the largest RMSE are passed to `subject.on_outputs`.
-    """
+    """Returns a data set's depth metrics, and passes the worst images to `subject.on_outputs`."""
     model = subject.depth_model
     predictions = Predicted(described, subject, source, model.stream)
     nearest, farthest = model.head.range
@@ -118,15 +99,7 @@ def measured(described: DataSet, options: Options, subject: Subject, source: Sou
     note += f"depth maps in units of {scale_of(subject, options):.9g} m"
     means = DepthMetrics(*np.mean(found, axis=0).tolist())
     return [
-        Row(
-            "depth",
-            f"{described.name}, {name}",
-            getattr(means, key),
-            None,
-            len(found),
-            note,
-            unit,
-        )
+        Row("depth", f"{described.name}, {name}", getattr(means, key), None, len(found), note, unit)
         for name, (key, unit) in METRICS.items()
     ]
 

@@ -15,21 +15,8 @@ from vit_jax.evaluation.dense_metrics import (
     image_matches,
     run_lengths_of,
 )
-from vit_jax.evaluation.dense_suite import (
-    Predicted,
-    check_classes,
-    dense_measurements,
-    tested_set,
-)
-from vit_jax.evaluation.suite import (
-    DATA_DIR,
-    Detected,
-    Measurement,
-    Options,
-    Row,
-    Subject,
-    Suite,
-)
+from vit_jax.evaluation.dense_suite import Predicted, check_classes, dense_measurements, tested_set
+from vit_jax.evaluation.suite import DATA_DIR, Detected, Measurement, Options, Row, Subject, Suite
 from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.models.dense.detector import LEAST_SCORE
 
@@ -60,10 +47,7 @@ def open_boxed(described: DataSet, options: Options, subject: Subject) -> Source
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's result rows, COCO's metrics.
-
-    The images with the lowest F1 score are passed to `subject.on_outputs`.
-    """
+    """Returns a data set's COCO metrics, and passes the worst images to `subject.on_outputs`."""
     detector, predictions = subject.detector, _predictions(described, subject, source)
     numbers, detections = [], []
     for index, found in predictions:
@@ -124,13 +108,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def _fields(subject: Subject) -> tuple[str, ...]:
-    """Returns the names of the data fields to compare with the predictions.
-
-    These are the boxes and, if the detector predicts masks, the masks of the true objects.
-
-    Raises:
-      UserError: the checkpoint has no detection head.
-    """
+    """Returns the fields to compare with predictions: boxes and, if predicted, masks."""
     return (BOXES, INSTANCES) if subject.detector.predicts_masks else (BOXES,)
 
 

@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from vit_jax.data.sources import DataSet, data_set
 from vit_jax.data.sources.base import Source
@@ -38,11 +39,7 @@ from vit_jax.evaluation.suite import (
 
 
 def parse_sets(texts: Sequence[str]) -> list[DataSet]:
-    """Parses values of the flag `--set`, which describe data sets.
-
-    The names of the data sets must be different, because each name labels a row of the result
-    table.
-    """
+    """Parses values of the flag `--set`, which describe data sets of different names."""
     described = [data_set(text) for text in texts]
     if len({one.name for one in described}) < len(described):
         names = ", ".join(one.name for one in described)
@@ -76,11 +73,7 @@ def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
 
 
 def split_note(described: DataSet) -> str:
-    """Returns a note with the names of the training split and the test split.
-
-    The note is empty if the data set has the splits `train` and `test`. It is not empty if slices
-    of a data set without splits are used, or a validation split in place of `test`.
-    """
+    """Returns a note with the splits, unless they are the data set's `train` and `test`."""
     train, test = described.train_split, described.test_split
     named = train.startswith("all") or test in DEV
     return f"; {train} to train, {test} to test" if named else ""
@@ -96,10 +89,20 @@ def shots_of(name: str) -> int:
     return int(name.rsplit(", ", 1)[1].split()[0])
 
 
-def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Source, Source]]:
-    """Returns a function that opens the training and test images of a data set.
+def labelled_measurements(
+    subject: Subject,
+    options: Options,
+    names_of: Callable[[DataSet], Sequence[str]],
+    open_rows: Callable[[DataSet, tuple[Source, Source], Sequence[str]], Any],
+    measure: Callable[[DataSet, Subject, Any], Sequence[Row]],
+    fingerprint: Callable[[Any], dict[str, int | str]],
+) -> list[Measurement]:
+    """Returns a `Measurement` for each data set of the flag `--set`. Each is opened only once.
 
-    The function opens each data set only once.
+    Args:
+      names_of: function that returns the names of a data set's rows.
+      open_rows: function from training images, test images and the names of rows to the data from
+        which `measure` computes these rows.
     """
 
     @functools.cache
@@ -107,27 +110,25 @@ def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Sour
         size = options["image_size"] or 224
         return open_data_set(described, size, options["label_key"], log=subject.log)
 
-    return sources_of
+    def of_set(described: DataSet) -> Measurement:
+        return Measurement(
+            tuple(names_of(described)),
+            lambda names: open_rows(described, sources_of(described), names),
+            functools.partial(measure, described),
+            fingerprint,
+            lambda name: fingerprints(*sources_of(described), COMPARED_EXAMPLES),
+        )
 
-
-def identify(
-    sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
-) -> dict[str, int | str]:
-    """Returns the fingerprint of a data set, as `Measurement.identify`.
-
-    All result rows of the data set have the same fingerprint, so the row's name `name` is ignored.
-    """
-    return fingerprints(*sources_of(described), COMPARED_EXAMPLES)
+    return list(map(of_set, chosen_sets(subject, options)))
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns a `Measurement` for each data set, with a result row for each number of shots."""
     seeds, penalty = options["seeds"], options["penalty"]
 
-    sources_of = opener(subject, options)
-
-    def open_task(described: DataSet, names: Sequence[str]) -> FewShotTask:
-        sources = sources_of(described)
+    def open_task(
+        described: DataSet, sources: tuple[Source, Source], names: Sequence[str]
+    ) -> FewShotTask:
         shots = [shots_of(name) for name in names]
         try:
             return FewShotTask(described.name, *sources, shots, seeds, subject.log)
@@ -157,27 +158,15 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for one in accuracies
         ]
 
-    return [
-        Measurement(
-            tuple(name_of_shots(described.name, count) for count in options["shots"]),
-            functools.partial(open_task, described),
-            functools.partial(measure, described),
-            FewShotTask.fingerprint,
-            functools.partial(identify, sources_of, described),
-        )
-        for described in chosen_sets(subject, options)
-    ]
+    def names_of(described: DataSet) -> list[str]:
+        return [name_of_shots(described.name, count) for count in options["shots"]]
+
+    fingerprint = FewShotTask.fingerprint
+    return labelled_measurements(subject, options, names_of, open_task, measure, fingerprint)
 
 
 def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: str) -> None:
-    """Plots accuracy and its std over a number such as the shots, with a line for each data set.
-
-    Args:
-      axes: Matplotlib axes.
-      rows: rows of the result table that contain a metric.
-      number: function from a row's name to the number on the x-axis, such as the number of shots.
-      label: label of the x-axis.
-    """
+    """Plots accuracy and std over the number of a row, such as shots, with a line per data set."""
     lines = {}
     for row in rows:
         point = number(row.name), 100 * row.accuracy, 100 * (row.deviation or 0)

@@ -24,23 +24,14 @@ from vit_jax.evaluation.suite import (
     SuiteOption,
     digest_of,
     in_data_dir,
+    parse_number,
     text_option,
+    unavailable,
 )
 
 
-def parse_pixels(text: str) -> int:
-    """Parses a whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError("give a whole number, 1 or above")
-    return int(text)
-
-
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Returns the checkpoint's evaluation transform.
-
-    If the flag `--test_resize` is set, images are resized before the crop, so that their short side
-    has the flag's number of pixels.
-    """
+    """Returns the checkpoint's evaluation transform, changed by `--test_resize`."""
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
@@ -58,14 +49,6 @@ def read_real(path: str) -> list:
     return sets.read_real(path)
 
 
-def refuse(error: UserError, names: Sequence[str] | str) -> None:
-    """Raises `error`. This function is used as `Measurement.open` if data cannot be opened.
-
-    The argument `names` is ignored.
-    """
-    raise error
-
-
 def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
     """Predicts the five most likely classes of each image, as ImageNet's class indices."""
     seen = subject.see(source, first_five, crop)
@@ -75,14 +58,7 @@ def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
 def _with_check(
     subject: Subject, open_set: Callable[[Sequence[str]], Source]
 ) -> Callable[[Sequence[str]], Source]:
-    """Returns a function that checks the model's classes, and then calls `open_set`.
-
-    The returned function raises UserError if the model's classes do not match ImageNet's.
-
-    Args:
-      subject: the evaluated model.
-      open_set: function that opens a test set.
-    """
+    """Returns a function that checks the model's classes, and then calls `open_set`."""
 
     def opened(names: Sequence[str]) -> Source:
         head(subject)
@@ -92,17 +68,10 @@ def _with_check(
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each test set.
-
-    The validation images have top-1 and top-5 rows with the original labels, and one row with ReaL
-    labels.
-    """
+    """Returns the evaluation (a `Measurement`) of each test set."""
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
-        """Returns the result rows of a test set.
-
-        `names` are the names of the top-1 row and, optionally, of the top-5 row.
-        """
+        """Returns the result rows of a test set."""
         scored = sets.accuracy(predictions, labels)
         note = "; ".join(filter(None, (str(crop), head(subject).note)))
         return [
@@ -118,11 +87,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         )
 
     def of_validation(subject: Subject, source: Source) -> list[Row]:
-        """Returns the result rows of the validation images.
-
-        Top-1 and top-5 are computed with the original labels, which are column 0 of the labels. The
-        row `ReaL` is top-1 with the ReaL labels, which are the other columns.
-        """
+        """Returns top-1 and top-5 with original labels (column 0), and top-1 with ReaL labels."""
         seen = predict(subject, source, crop)
         reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
         return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals
@@ -155,21 +120,14 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     try:
         real = read_real(options["real"])
     except UserError as error:
-        real = None
-        refused = functools.partial(refuse, error)
-        on_validation = [
-            Measurement(
-                OWN, _with_check(subject, validation), of_validation, fingerprint, identify
-            ),
-            Measurement(("ReaL",), refused, lambda subject, opened: [], identify=refused),
-        ]
+        real, names, without_real = None, OWN, [unavailable("ReaL", error)]
     else:
-        relabelled = _with_check(subject, functools.partial(validation, real=real))
-        on_validation = [
-            Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint, identify)
-        ]
+        names, without_real = (*OWN, "ReaL"), []
+    opened = _with_check(subject, functools.partial(validation, real=real))
+    on_validation = Measurement(names, opened, of_validation, fingerprint, identify)
     v2, objectnet = (functools.partial(each, options) for each in (_open_v2, _open_objectnet))
-    return [*on_validation, other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)]
+    others = other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)
+    return [on_validation, *without_real, *others]
 
 
 def _open_v2(options: Options, names: Sequence[str]) -> Source:
@@ -200,7 +158,7 @@ SUITE = Suite(
             None,
             "ImageNet's short side before the central crop; by default the checkpoint's crop, or "
             "the whole image.",
-            parse_pixels,
+            parse_number,
         ),
         "data_dir": DATA_DIR,
     },

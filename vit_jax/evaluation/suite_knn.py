@@ -1,6 +1,5 @@
 """The suite `knn`: weighted k-NN classification on frozen features."""
 
-import functools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,14 +19,7 @@ from vit_jax.evaluation.suite import (
     Suite,
     whole_numbers_option,
 )
-from vit_jax.evaluation.suite_fewshot import (
-    SETS,
-    chosen_sets,
-    draw_lines,
-    identify,
-    opener,
-    split_note,
-)
+from vit_jax.evaluation.suite_fewshot import SETS, draw_lines, labelled_measurements, split_note
 
 
 class Opened(NamedTuple):
@@ -40,10 +32,11 @@ class Opened(NamedTuple):
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns a `Measurement` for each data set, with a result row for each k of k-NN."""
-    sources_of = opener(subject, options)
 
-    def open_both(described: DataSet, names: Sequence[str]) -> Opened:
-        train, test = sources_of(described)
+    def open_both(
+        described: DataSet, sources: tuple[Source, Source], names: Sequence[str]
+    ) -> Opened:
+        train, test = sources
         images = len(train)
         if too_many := [name for name in names if neighbours_of(name) > images]:
             why = (
@@ -64,16 +57,14 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for count, accuracy in accuracies.items()
         ]
 
-    return [
-        Measurement(
-            tuple(name_of(described, count) for count in options["neighbours"]),
-            functools.partial(open_both, described),
-            functools.partial(measure, described),
-            lambda opened: fingerprints(opened.train, opened.test),
-            functools.partial(identify, sources_of, described),
-        )
-        for described in chosen_sets(subject, options)
-    ]
+    return labelled_measurements(
+        subject,
+        options,
+        lambda described: [name_of(described, count) for count in options["neighbours"]],
+        open_both,
+        measure,
+        lambda opened: fingerprints(opened.train, opened.test),
+    )
 
 
 def name_of(described: DataSet, neighbours: int) -> str:

@@ -1,22 +1,15 @@
 """The suite `probe`: a linear probe on frozen features of all training images."""
 
-import functools
-from collections.abc import Sequence
-
 from vit_jax.data.sources import DataSet
 from vit_jax.data.sources.base import Source
 from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.probe import linear_probe
 from vit_jax.evaluation.suite import DATA_DIR, LABEL_KEY, Measurement, Options, Row, Subject, Suite
-from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, identify, opener, split_note
+from vit_jax.evaluation.suite_fewshot import SETS, labelled_measurements, split_note
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns the evaluation (a `Measurement`) of each data set."""
-    sources_of = opener(subject, options)
-
-    def open_both(described: DataSet, names: Sequence[str]) -> tuple[Source, Source]:
-        return sources_of(described)
 
     def measure(described: DataSet, subject: Subject, sources: tuple[Source, Source]) -> list[Row]:
         train, test = map(subject.see, sources)
@@ -24,16 +17,14 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         note = f"penalty {probed.penalty:g}{split_note(described)}"
         return [Row("probe", name_of(described), probed.accuracy, None, len(test.values), note)]
 
-    return [
-        Measurement(
-            (name_of(described),),
-            functools.partial(open_both, described),
-            functools.partial(measure, described),
-            lambda sources: fingerprints(*sources),
-            functools.partial(identify, sources_of, described),
-        )
-        for described in chosen_sets(subject, options)
-    ]
+    return labelled_measurements(
+        subject,
+        options,
+        lambda described: [name_of(described)],
+        lambda described, sources, names: sources,
+        measure,
+        lambda sources: fingerprints(*sources),
+    )
 
 
 def name_of(described: DataSet) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from vit_jax.data.sources.base import Source, check_fields, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import image_embedding
 from vit_jax.evaluation.suite import (
-    COMPARED_EXAMPLES,
     DATA_DIR,
     Matched,
     Measurement,
@@ -20,7 +19,9 @@ from vit_jax.evaluation.suite import (
     Row,
     Subject,
     Suite,
+    measurement,
     text_option,
+    unavailable,
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.evaluation.suite_zero_shot import tested_sets
@@ -87,10 +88,7 @@ def embedded(described: DataSet, subject: Subject, opened: Opened) -> Matched:
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each data set.
-
-    The result rows are recalls of image-to-text and text-to-image retrieval.
-    """
+    """Returns the evaluation (a `Measurement`) of each data set."""
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         found = embedded(described, subject, opened)
@@ -113,31 +111,19 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for k in RECALLS
         ]
 
-    def measurement(described: DataSet) -> Measurement:
-        @functools.cache
-        def opened() -> Opened:
-            return open_captioned(described, options, subject)
-
-        return Measurement(
-            tuple(name_of(described, way, k) for way in WAYS for k in RECALLS),
-            lambda names: opened(),
+    chosen = tested_sets(subject, options)
+    if not chosen:
+        why = "give pairs of images and captions, such as --set=csv:/data/pairs"
+        return [unavailable("recall", UserError(why))]
+    return [
+        measurement(
+            [name_of(described, way, k) for way in WAYS for k in RECALLS],
+            functools.partial(open_captioned, described, options, subject),
             functools.partial(measure, described),
-            lambda opened: fingerprint(opened.source),
-            lambda name: fingerprint(opened().source, COMPARED_EXAMPLES),
+            lambda opened, samples=16: fingerprint(opened.source, samples),
         )
-
-    if described := tested_sets(subject, options):
-        return list(map(measurement, described))
-    return [_without_data()]
-
-
-def _without_data() -> Measurement:
-    """Returns a `Measurement` that raises UserError, since the user has named no data set."""
-
-    def rejected(names: Sequence[str] | str) -> Any:
-        raise UserError("give pairs of images and captions, such as --set=csv:/data/pairs")
-
-    return Measurement(("recall",), rejected, lambda subject, opened: [], identify=rejected)
+        for described in chosen
+    ]
 
 
 def name_of(described: DataSet, way: str, k: int) -> str:

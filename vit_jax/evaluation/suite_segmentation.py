@@ -13,12 +13,7 @@ from vit_jax.data.sources import SOURCES, DataSet, open_source
 from vit_jax.data.sources.base import Source, check_fields, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation.dense_metrics import confusion, segmentation_metrics
-from vit_jax.evaluation.dense_suite import (
-    Predicted,
-    check_classes,
-    dense_measurements,
-    tested_set,
-)
+from vit_jax.evaluation.dense_suite import Predicted, check_classes, dense_measurements, tested_set
 from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.suite import (
     COMPARED_EXAMPLES,
@@ -42,12 +37,7 @@ METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "
 
 
 def open_masked(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens a data set's test images with their masks. The classes have the segmenter's indices.
-
-    Raises:
-      UserError: the data cannot be opened or have no masks, or their classes differ from the
-        segmenter's.
-    """
+    """Opens test images with masks in the segmenter's classes; raises UserError without them."""
     if subject.dense.task == TASK:
         names = subject.segmenter.class_names
     else:
@@ -60,11 +50,7 @@ def open_masked(described: DataSet, options: Options, subject: Subject) -> Sourc
 
 
 def open_training(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens the training images of a data set with their masks.
-
-    Raises:
-      UserError: the data cannot be opened, or have no masks.
-    """
+    """Opens a data set's training images and masks; raises UserError if it cannot."""
     described = tested_set(described, "masks", options)
     layout_at = SOURCES[described.kind].layout_at
     splits = {} if layout_at is None else layout_at(described.path)[1]
@@ -105,14 +91,7 @@ def identity(
 def trained_probe(
     described: DataSet, options: Options, subject: Subject, source: Source
 ) -> Segmenter:
-    """Trains a linear probe for segmentation on the checkpoint, or loads a trained one.
-
-    Args:
-      described: the data set.
-      options: the suite's options.
-      subject: the evaluated model.
-      source: the test images.
-    """
+    """Trains a linear probe for segmentation on the checkpoint, or loads a trained one."""
     data = digest_of(identity(described, options, subject, source, COMPARED_EXAMPLES))
     described = tested_set(described, "masks", options)
     (size, _), steps = subject.test_crop.size, int(options["segmentation_steps"])
@@ -127,10 +106,7 @@ def trained_probe(
 
 
 def measured(described: DataSet, options: Options, subject: Subject, source: Source) -> list[Row]:
-    """Returns a data set's result rows, the segmentation metrics.
-
-    The images with the lowest mIoU are passed to `subject.on_outputs`.
-    """
+    """Returns a data set's segmentation metrics, and passes the worst images to `on_outputs`."""
     if subject.dense.task == TASK:
         segmenter, made = subject.segmenter, ""
     else:
@@ -175,27 +151,17 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
 
 def parse_steps(text: str) -> int:
-    """Parses the flag `--segmentation_steps`, the number of steps of the linear probe.
-
-    Raises:
-      UserError: the text is not a number of steps.
-    """
+    """Parses `--segmentation_steps`, the linear probe's; raises UserError if invalid."""
     if not text.isdecimal() or not int(text):
         raise UserError(f"--segmentation_steps={text!r} must be a number of steps, such as 2000")
     return int(text)
 
 
 def settings(subject: Subject, options: Options) -> dict[str, str | float]:
-    """Returns the options on which the metrics depend.
-
-    The only option is `segmentation_steps`, the number of training steps of the linear probe. For a
-    checkpoint with a segmentation head, no linear probe is trained, and the result is empty.
-    """
-    return (
-        {}
-        if subject.dense.task == TASK
-        else {"segmentation_steps": int(options["segmentation_steps"])}
-    )
+    """Returns the options on which the metrics depend: the steps of a linear probe, if any."""
+    if subject.dense.task == TASK:
+        return {}
+    return {"segmentation_steps": int(options["segmentation_steps"])}
 
 
 SUITE = Suite(

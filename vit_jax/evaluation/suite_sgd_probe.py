@@ -1,13 +1,10 @@
 """The suite `sgd_probe`: DINOv2's linear probe by SGD over learning rates and feature sets."""
 
-import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.data.sources import DataSet
 from vit_jax.data.sources.base import Source
-from vit_jax.errors import UserError
 from vit_jax.evaluation.features import CHOICES, LAYERS, POOLED, choices_of
 from vit_jax.evaluation.fewshot import fingerprints, read_single_labels
 from vit_jax.evaluation.sgd_probe import STEPS, Fitted, SgdProbe
@@ -21,8 +18,9 @@ from vit_jax.evaluation.suite import (
     Subject,
     Suite,
     SuiteOption,
+    parse_number,
 )
-from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, identify, opener, split_note
+from vit_jax.evaluation.suite_fewshot import SETS, labelled_measurements, split_note
 
 BEST = "best features"
 
@@ -37,21 +35,19 @@ class Opened(NamedTuple):
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """Returns a `Measurement` for each data set, with a result row for each feature set."""
-    sources_of = opener(subject, options)
 
-    def open_both(described: DataSet, names: Sequence[str]) -> Opened:
-        train, test = sources_of(described)
-        read_single_labels(described.name, train, subject.log)
-        return Opened(train, test, [name.rsplit(", SGD on ", 1)[1] for name in names])
+    def open_both(
+        described: DataSet, sources: tuple[Source, Source], names: Sequence[str]
+    ) -> Opened:
+        read_single_labels(described.name, sources[0], subject.log)
+        return Opened(*sources, [name.rsplit(", SGD on ", 1)[1] for name in names])
 
     def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
         compute, choices = choices_of(subject.model)
         requested = [choice for choice in opened.choices if choice in (BEST, *choices)]
-        why = (
-            "the model has no class token"
-            if POOLED in choices
-            else f"it has fewer than {LAYERS} layers"
-        )
+        why = f"it has fewer than {LAYERS} layers"
+        if POOLED in choices:
+            why = "the model has no class token"
         lacking = [choice for choice in opened.choices if choice not in requested]
         notes = [Row(SUITE.name, name_of(described, choice), note=why) for choice in lacking]
         if not requested:
@@ -70,25 +66,20 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         images, split = len(test.values), split_note(described)
         return [row(described, choice, results, images, split) for choice in requested] + notes
 
-    return [
-        Measurement(
-            tuple(name_of(described, choice) for choice in (BEST, *CHOICES)),
-            functools.partial(open_both, described),
-            functools.partial(measure, described),
-            lambda opened: fingerprints(opened.train, opened.test),
-            functools.partial(identify, sources_of, described),
-        )
-        for described in chosen_sets(subject, options)
-    ]
+    return labelled_measurements(
+        subject,
+        options,
+        lambda described: [name_of(described, choice) for choice in (BEST, *CHOICES)],
+        open_both,
+        measure,
+        lambda opened: fingerprints(opened.train, opened.test),
+    )
 
 
 def row(
     described: DataSet, choice: str, results: Mapping[str, Fitted], images: int, split: str
 ) -> Row:
-    """Returns the row of the result table for a feature set.
-
-    If `choice` is "best", the row shows the feature set with the best validation accuracy.
-    """
+    """Returns a feature set's row; `BEST` is the one with the best validation accuracy."""
 
     def on_held_out(name: str) -> float:
         return max(results[name].held_out.values())
@@ -105,13 +96,6 @@ def name_of(described: DataSet, choice: str) -> str:
     return f"{described.name}, SGD on {choice}"
 
 
-def parse_steps(text: str | int) -> int:
-    """Parses the flag for the number of SGD steps."""
-    if not re.fullmatch("[1-9][0-9]*", str(text)):
-        raise UserError("give a whole number, 1 or above")
-    return int(text)
-
-
 SUITE = Suite(
     name="sgd_probe",
     title="Linear probe by SGD; learning rate and features chosen on a tenth of the images",
@@ -119,7 +103,7 @@ SUITE = Suite(
     measurements=measurements,
     options={
         "set": SETS,
-        "probe_steps": SuiteOption(STEPS, "Steps of sgd_probe, of 1,024 images.", parse_steps),
+        "probe_steps": SuiteOption(STEPS, "Steps of sgd_probe, of 1,024 images.", parse_number),
         "label_key": LABEL_KEY,
         "data_dir": DATA_DIR,
     },

@@ -45,10 +45,7 @@ def parse_values(texts: Sequence[str]) -> list[str]:
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """Returns the evaluation (a `Measurement`) of each VTAB task.
-
-    The evaluation of a task fine-tunes the model in this process.
-    """
+    """Returns the `Measurement` of each VTAB task, which fine-tunes the model in this process."""
 
     def path_of(key: str) -> str:
         return f"{key}:{options['data_dir']}" if options["data_dir"] else key
@@ -86,11 +83,6 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 def groups(there: Collection[str]) -> dict[str, list[str]]:
     """Returns the available tasks of each group of VTAB tasks, such as `natural`.
 
-    The group `VTAB-19` contains all tasks.
-
-    Args:
-      there: names of the available tasks.
-
     Returns:
       A dict from the name of a group to the names of its available tasks. Groups without available
       tasks are omitted. If some tasks of a group are missing, the number of available tasks is
@@ -109,10 +101,7 @@ def groups(there: Collection[str]) -> dict[str, list[str]]:
 
 
 def draw(axes, rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> None:
-    """Draws a bar chart with a bar for each model and task group, as in the ViT paper's figure 2.
-
-    The means of all models are computed over the tasks in `rows`.
-    """
+    """Draws a bar for each model and task group, as in the ViT paper's figure 2."""
     figures = {"ours": {row.name: 100 * row.accuracy for row in rows}} | printed
     by_group = groups(figures["ours"])
     width = 0.84 / len(figures)

@@ -15,7 +15,6 @@ from vit_jax.evaluation.features import image_embedding, single_labels
 from vit_jax.evaluation.fewshot import DATA_SETS, read_single_labels, with_test_split
 from vit_jax.evaluation.imagenet import accuracy, synsets
 from vit_jax.evaluation.suite import (
-    COMPARED_EXAMPLES,
     DATA_DIR,
     LABEL_KEY,
     Classified,
@@ -27,16 +26,12 @@ from vit_jax.evaluation.suite import (
     SuiteOption,
     digest_of,
     in_data_dir,
+    measurement,
 )
 from vit_jax.evaluation.suite_fewshot import SETS
 from vit_jax.evaluation.text_encoder import TextEncoder
 from vit_jax.models.image_model import PROBABILITIES
-from vit_jax.models.image_text import (
-    TEMPLATES,
-    checked_names,
-    checked_templates,
-    class_embeddings,
-)
+from vit_jax.models.image_text import TEMPLATES, checked_names, checked_templates, class_embeddings
 from vit_jax.published.prompts import imagenet_prompts
 from vit_jax.small_files import read_lines
 
@@ -47,14 +42,11 @@ MOST_COMPARED = 2**22  # Maximum number of similarities in memory.
 
 
 class Opened(NamedTuple):
-    """Opened test images, and the names of their classes.
-
-    Attributes:
-      note: description of the source of the class names; empty: the class names are the data set's.
-    """
+    """Opened test images, and the names of their classes."""
 
     source: Source
     names: tuple[str, ...]
+    # Description of the source of the class names; empty: the class names are the data set's.
     note: str
 
 
@@ -96,12 +88,7 @@ def tested_sets(
 
 
 def class_names_of(source: Source, names: Sequence[str] | str, name: str) -> tuple[list[str], str]:
-    """Returns a name for each class of a data set, and a note about the source of the names.
-
-    Args:
-      source: images of the data set.
-      names: value of the option `names`; empty: the class names of the data set.
-      name: name of the data set, for messages.
+    """Returns class names (the option `names` or the data set's), and a note on their source.
 
     Raises:
       UserError: the names do not match the classes, or there are no names.
@@ -180,7 +167,6 @@ def likeliest_classes(
     Args:
       images: image embeddings of unit norm, float32 `[images, dim]`.
       classes: embeddings of the classes' names with unit norm, float32 `[classes, dim]`.
-      texts: the model's text encoder.
 
     Returns:
       Classes, int `[images, 5]`, and probabilities of the first class, float32 `[images]`.
@@ -215,20 +201,15 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for name, kind in zip(names_of(described), ("top1", "top5"), strict=True)
         ]
 
-    def measurement(described: DataSet) -> Measurement:
-        @functools.cache
-        def opened() -> Opened:
-            return open_labelled(described, options, subject)
-
-        return Measurement(
+    return [
+        measurement(
             names_of(described),
-            lambda names: opened(),
+            functools.partial(open_labelled, described, options, subject),
             functools.partial(measure, described),
-            lambda opened: fingerprint(opened.source),
-            lambda name: fingerprint(opened().source, COMPARED_EXAMPLES),
+            lambda opened, samples=16: fingerprint(opened.source, samples),
         )
-
-    return [measurement(described) for described in tested_sets(subject, options, DATA_SETS)]
+        for described in tested_sets(subject, options, DATA_SETS)
+    ]
 
 
 def names_of(described: DataSet) -> tuple[str, ...]:

@@ -29,7 +29,6 @@ class TextEncoder:
     Args:
       tokenizer: function from texts to tokens, int32 `[texts, length]`.
       probabilities: `softmax` or `sigmoid`, the function from logits to probabilities.
-      mesh: mesh of devices.
       load: function that returns the graph definition, parameters and shardings of the module that
         contains the text tower. It is called once, when the first text is encoded.
       tower: function that returns the module's text tower.
@@ -55,10 +54,7 @@ class TextEncoder:
         self._loaded: tuple[Callable, dict] | None = None
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns the L2-normalized embeddings of all texts, float32 `[texts, dim]`.
-
-        Every process of the run gets all embeddings.
-        """
+        """Returns the L2-normalized embeddings of all texts, float32 `[texts, dim]`."""
         if self._loaded is None:
             graphdef, params, shardings = self._load()
             self._loaded = self._compiled(graphdef, shardings), params
@@ -68,9 +64,7 @@ class TextEncoder:
             part = tokens[start : start + MOST_TEXTS]
             size = whole_batch(self._mesh, min(MOST_TEXTS, 1 << (len(part) - 1).bit_length()))
             padded = np.pad(part, ((0, size - len(part)), (0, 0)), mode="edge")
-            found = embed(
-                params if self.params is None else self.params, over_devices(padded, self._mesh)
-            )
+            found = embed(params, over_devices(padded, self._mesh))
             parts.append(jax.device_get(found)[: len(part)])
         return np.concatenate(parts)
 

@@ -66,12 +66,8 @@ def in_windows(
 class WindowInference:
     """Computes maps (class or depth of each pixel) of images of any size.
 
-    The model is compiled once, for a fixed size and number of windows.
-
     Args:
-      segmenter: a model with a head for segmentation or depth.
       mesh: mesh of devices of a single process.
-      crop: the evaluation transform, which defines how images are decoded and resized.
       squeezed: True: each image is resized to a single window. False: sliding windows.
       merge: function from the outputs of an image's windows to the image's map.
     """
@@ -105,15 +101,7 @@ class WindowInference:
         source: Source,
         on_unreadable: Callable[[int, Unreadable | OSError], None],
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the index and the map of each readable image, in the order of the source.
-
-        A batch may contain windows of several images.
-
-        Args:
-          segmenter: the model with its current parameters.
-          source: the images.
-          on_unreadable: callback for the index of an image that cannot be read, and the error.
-        """
+        """Yields the index and the map of each readable image, in the order of the source."""
         params = nnx.to_pure_dict(nnx.state(segmenter))
         params = jax.tree.map(place, params, self._shardings)
         started: deque[tuple[int, _Image]] = deque()
@@ -141,11 +129,7 @@ class WindowInference:
                 yield index, self._merge(image.windows, np.stack(image.scores))
 
     def _scores_of(self, params: dict, batch: list[np.ndarray]) -> np.ndarray:
-        """Returns the model's outputs for a batch of windows, `[len(batch), ...]`.
-
-        An incomplete batch is padded to the compiled batch size. The outputs of the padding are
-        removed.
-        """
+        """Returns the model's outputs for a batch of windows, `[len(batch), ...]`."""
         padding = [np.zeros_like(batch[0])] * (self._batch_size - len(batch))
         images = jax.device_put(np.stack([*batch, *padding]), self._sharding)
         return jax.device_get(self._scores(params, images))[: len(batch)]

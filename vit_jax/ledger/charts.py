@@ -10,20 +10,16 @@ from vit_jax.ledger.tables import Points, short
 MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # Markers of points that have a factor `family`.
 
 
-def lines(
-    points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), log: bool = True, **labels
-):
+def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), **labels):
     """Plots a metric against a factor: the mean over seeds, with the std as error bars.
 
+    The x-axis is logarithmic, unless the values of `x` are text.
+
     Args:
-      points: results from `Study.points`. A point is a group of runs that differ only by their
-        seed: the values of the factors, and each metric as a list with a value per seed. Values of
-        `y` are from 0 to 1.
+      points: results from `Study.points`. Values of `y` are from 0 to 1.
       x: quantity on the x-axis: the name of a factor, such as `model`, or of a metric, such as
         `exaflops`. For a metric, the mean over seeds is drawn.
-      y: name of the metric.
       by: factors; there is a line for each combination of their values.
-      log: True: the x-axis is logarithmic, unless the values of `x` are text.
       **labels: `xlabel`, `ylabel`, `title`.
 
     Returns:
@@ -38,29 +34,21 @@ def lines(
         series.setdefault(tuple(point[factor] for factor in by), []).append(point)
     for name, members in series.items():
         _draw_line(axes, members, x, y, label=" ".join(map(short, name)) if name else None)
-    if log and points and not isinstance(at(points[0], x), str):
+    if points and not isinstance(at(points[0], x), str):
         axes.set_xscale("log")
     axes.set(xlabel=labels.pop("xlabel", x), ylabel=labels.pop("ylabel", f"{y}, %"), **labels)
     axes.grid(alpha=0.3)
     if by and points:
         legend = dict(frameon=False, fontsize="small")
-        # A legend with many lines is drawn outside the axes, because it would cover the lines.
-        axes.legend(**legend) if len(series) <= 4 else figure.legend(
-            loc="outside right upper", **legend
-        )
+        if len(series) <= 4:
+            axes.legend(**legend)
+        else:  # A legend with many lines is drawn outside the axes; it would cover the lines.
+            figure.legend(loc="outside right upper", **legend)
     return figure
 
 
 def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label: str | None):
-    """Draws a line through the mean of a metric at each point, with the std as error bars.
-
-    Args:
-      axes: the matplotlib axes.
-      points: the points of the line.
-      x: name of the factor, or of a metric, on the x-axis.
-      y: name of the metric on the y-axis, with values from 0 to 1.
-      label: text in the legend; None: the line is not in the legend.
-    """
+    """Draws a line through a metric's mean (0 to 1) at each point, with the std as error bars."""
     if not isinstance(at(points[0], x), str):
         points = sorted(points, key=lambda point: at(point, x))
     means = [100 * statistics.mean(point[y]) for point in points]
@@ -76,35 +64,22 @@ def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label:
 
 
 def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x: str, by: str):
-    """Adds the power law of each group of points, as a dashed line, to a chart drawn by `lines`.
-
-    Points with the same value of the factor `by`, such as the same model family, are a group.
+    """Adds the power law of each group of points as a dashed line to a chart of `lines`.
 
     Args:
-      figure: the chart.
       laws: the fitted power law of each group, from `power_law.laws`.
-      points: points of the chart.
-      x: the factor or metric on the x-axis.
-      by: the factor that groups the points.
     """
     import numpy as np
 
     (axes,) = figure.axes
-    for (name, law), dashes in zip(
-        laws.items(), itertools.cycle(((4, 2), (1, 1), (6, 2, 1, 2))), strict=False
-    ):
+    styles = itertools.cycle(((4, 2), (1, 1), (6, 2, 1, 2)))
+    for (name, law), dashes in zip(laws.items(), styles, strict=False):
         places = [at(point, x) for point in points if point[by] == name]
         over = np.geomspace(min(places), max(places), 50)
         fitted = 100 * (1 - law["factor"] * over ** -law["exponent"])
         kept = fitted >= 0
-        axes.plot(
-            over[kept],
-            fitted[kept],
-            color="black",
-            linewidth=1,
-            dashes=dashes,
-            label=f"{name}, power law",
-        )
+        style = dict(color="black", linewidth=1, dashes=dashes, label=f"{name}, power law")
+        axes.plot(over[kept], fitted[kept], **style)
     for legend in figure.legends:
         legend.remove()
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
@@ -112,12 +87,7 @@ def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x
 
 
 def at(point: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a factor, or the mean of a metric over seeds, of a point in a chart.
-
-    Args:
-      point: a point from `Study.points`: factors, and metrics as a list with a value per seed.
-      name: name of the factor or the metric.
-    """
+    """Returns a factor, or the mean of a metric over seeds, of a point from `Study.points`."""
     value = point[name]
     return statistics.mean(value) if isinstance(value, (list, tuple)) else value
 
@@ -128,8 +98,6 @@ def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: st
     Args:
       rows: the points to draw. Each is a mapping with the values of the factors `x` and `by`, and
         the value of each metric.
-      x: the factor on the x-axis.
-      xlabel: label of the x-axis.
       figures: labels of the panels, by the name of the metric.
       by: the factor that distinguishes the lines of a panel.
     """

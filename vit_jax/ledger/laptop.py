@@ -17,6 +17,7 @@ from vit_jax.command import read_config
 from vit_jax.shipped import CONFIGS
 
 UPSTREAM, DOWNSTREAM = "letters", ("greek", "cyrillic", "armenian", "georgian")
+SHOTS = 10  # Number of training images per class in few-shot evaluations.
 # Three sizes of each of three families, in ascending order of compute.
 MODELS = {
     "ViT": ("ViT-32x4/4", "ViT-64x4/4", "ViT-96x4/4"),
@@ -43,10 +44,8 @@ def config_name(
     The config is `configs/composed.py` with arguments; the batch size is 128.
 
     Args:
-      model: name of the model.
       collection: the kind of objects in the images: `letters`, `digits`, or another alphabet.
       images: number of training images: the first images of the training split.
-      steps: number of steps of the run.
       size: size of the images, in pixels.
       source: kind of images. `centred`: one object fills the image. `scattered`: objects are at
         random positions. `coloured`: one object with a colour and a rotation.
@@ -60,10 +59,6 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
 
     The run trains the quickstart's model on scikit-learn's digits from 0 to 6. The few-shot
     evaluation (metric `fewshot/digits/10`) uses all ten digits.
-
-    Args:
-      steps: number of steps of the run.
-      **values: overrides of the config.
     """
     last = {
         key: steps for key in ("steps", "evaluate_every", "checkpoint__every", "fewshot__every")
@@ -78,23 +73,20 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def fewshot(
-    steps: int, *collections: str, shots: int = 10, images: int = 2000, source: str = "centred"
+    steps: int, *collections: str, images: int = 2000, source: str = "centred"
 ) -> Mapping[str, Any]:
     """Returns config overrides for few-shot evaluation during a run.
-
-    The name of a metric contains the alphabet and the number of shots, such as `fewshot/greek/10`.
 
     Args:
       steps: interval of the evaluation in steps, a multiple of the run's `evaluate_every`.
       *collections: alphabets to classify, such as `greek`; `DOWNSTREAM` by default.
-      shots: training images per class.
       images: number of images from which the shots are drawn.
       source: `centred` or `scattered` objects.
     """
     sets = tuple(
         f"{source}:{name}@train[:{images}],test[:2000]" for name in collections or DOWNSTREAM
     )
-    return {"fewshot__sets": sets, "fewshot__shots": (shots,), "fewshot__every": steps}
+    return {"fewshot__sets": sets, "fewshot__shots": (SHOTS,), "fewshot__every": steps}
 
 
 def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
@@ -103,7 +95,6 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
     Args:
       config: name of the original config, with its argument after a colon.
       values: overrides that change the config, with two underscores for a dot.
-      steps: number of steps with the original config.
     """
     from vit_jax.planning.estimate import make_workload
 
@@ -117,10 +108,7 @@ def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -
 
 
 def shorter(steps: int) -> Mapping[str, Any]:
-    """Returns config overrides for the short runs of a search, such as for a learning rate.
-
-    The runs are evaluated on 5,000 validation images (the split `dev`), at their last step.
-    """
+    """Returns overrides for a search's short runs, evaluated at the end on 5,000 `dev` images."""
     return {
         "data__test_split": "dev[:5000]",
         "steps": steps,
@@ -131,15 +119,13 @@ def shorter(steps: int) -> Mapping[str, Any]:
     }
 
 
-def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) -> list[float]:
+def mean_fewshot(point: Mapping[str, Any], prefix: str = "") -> list[float]:
     """Returns the mean few-shot accuracy over the four alphabets of `DOWNSTREAM`, for each seed.
 
     Args:
-      point: a point from `Study.points`, with the few-shot metrics of all four alphabets.
       prefix: `best ` for the highest value of each metric during a run; empty for the last value.
-      shots: training images per class.
     """
-    names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]
+    names = [f"{prefix}fewshot/{name}/{SHOTS}" for name in DOWNSTREAM]
     return [
         sum(values) / len(names) for values in zip(*(point[name] for name in names), strict=True)
     ]

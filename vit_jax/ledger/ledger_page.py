@@ -87,10 +87,7 @@ def heading(name: str, experiment: Experiment) -> str:
 
 
 def order(place: str, name: str) -> tuple:
-    """Returns the sort key of the ledger.
-
-    The order is tables, figures, sections, appendices (each by number), then our own experiments.
-    """
+    """Returns the sort key: tables, figures, sections, appendices by number, then our own."""
     kinds = ("Table", "Figure", "Section", "Appendix", "")
     kind, _, rest = place.partition(" ")
     numbers = [int(number) for number in re.findall(r"\d+", rest)]
@@ -108,11 +105,7 @@ def needs(experiment: Experiment) -> str:
 
 
 def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
-    """Returns the text of a record in Markdown.
-
-    It contains the number of finished runs, the table of results, the finding, the verdict and, at
-    laptop scale, pictures.
-    """
+    """Returns a record in Markdown: runs, table of results, finding, verdict and pictures."""
     scaled = experiment.at(record["scale"])
     spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
     seeds = len(record["seeds"])
@@ -136,10 +129,7 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
-    """Returns a text that compares a record's results with published values.
-
-    If there are no published values, the text contains the reason.
-    """
+    """Returns a text that compares results with published values, or why there are none."""
     if not record["difference"]:
         return f"Published: {record['published']}."
     apart = [abs(number) for cells in record["difference"].values() for number in cells.values()]

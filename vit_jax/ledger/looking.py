@@ -64,22 +64,16 @@ TRAINED = grid("trained", {"model": MODELS}, trained)
 
 
 class Seen(NamedTuple):
-    """A model, some images, and the model's attention on them.
+    """A model, some images, and the model's attention on them."""
 
-    Attributes:
-      model: a TokenModel.
-      images: uint8 `[images, height, width, 3]`.
-      masks: masks of the objects whose class is the label, bool `[images, height, width]`; None if
-        unknown.
-      rollout: attention rollout of patches, `[images, rows, columns]`, with sum 1 per image.
-      distance: mean attention distance in pixels, `[layers, heads]`.
-    """
-
-    model: object
-    images: np.ndarray
+    model: object  # A TokenModel.
+    images: np.ndarray  # uint8 `[images, height, width, 3]`.
+    # Masks of the objects whose class is the label, bool `[images, height, width]`; None if
+    # unknown.
     masks: np.ndarray | None
+    # Attention rollout of patches, `[images, rows, columns]`, with sum 1 per image.
     rollout: np.ndarray
-    distance: np.ndarray
+    distance: np.ndarray  # Mean attention distance in pixels, `[layers, heads]`.
 
 
 def seen_in(study: Study) -> dict[str, Seen]:
@@ -110,7 +104,14 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
     Raises:
       UserError: the model has no full attention; no image can be read.
     """
+    model, images, masks, seen = _looked(checkpoint, folder)
+    return Seen(model, images, masks, seen["rollout"][:, -1], seen["distance"])
+
+
+def _looked(checkpoint: str, folder: str = "") -> tuple:
+    """Returns a checkpoint's model, images, masks (None if unknown) and the result of `look`."""
     from vit_jax.checkpoint_crop import checkpoint_crop
+    from vit_jax.data.image_files import find_images, read_images
     from vit_jax.inspection.attention_maps import check_attends
     from vit_jax.inspection.drawing import look
     from vit_jax.interop.open import open_checkpoint
@@ -121,32 +122,23 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
     check_attends(model)
     crop = checkpoint_crop(opened, model.image_size)
     if folder:
-        images, masks = folder_images(folder, crop), None
+        images, masks = read_images(find_images([folder]), crop, IMAGES)[1], None
     else:
-        images, masks = test_images(Path(checkpoint), crop)
-    seen = look(model, images, 16)
-    return Seen(model, images, masks, seen["rollout"][:, -1], seen["distance"])
+        images, masks = test_images(checkpoint, crop)
+    return model, images, masks, look(model, images, 16)
 
 
 @functools.cache
-def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
+def attention_jaccard(workdir: Path) -> float:
     """Returns how well the class token's attention covers the object, as a mean Jaccard index.
 
     The index is computed on test images of a run, as in DINO (2104.14294, section 4.2.2). In each
     head of the last layer, the patches with the highest attention are selected until the sum of
-    their attention is `share`. These patches are compared with the mask of the labelled object. The
+    their attention is 0.6. These patches are compared with the mask of the labelled object. The
     result is the index of the best head of each image, averaged over the images.
     """
-    from vit_jax.checkpoint_crop import checkpoint_crop
-    from vit_jax.inspection.drawing import look
-    from vit_jax.interop.open import open_checkpoint
-    from vit_jax.load import build_model
-
-    opened = open_checkpoint(str(workdir))
-    model = build_model(opened, log=str)
-    images, masks = test_images(workdir, checkpoint_crop(opened, model.image_size))
-    heads = look(model, images, 16)["attention"][:, -1]
-    return float(np.mean(best_jaccard(heads, masks, share)))
+    _, _, masks, seen = _looked(str(workdir))
+    return float(np.mean(best_jaccard(seen["attention"][:, -1], masks, 0.6)))
 
 
 def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarray:
@@ -160,9 +152,8 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
     """
     flat = heads.reshape(*heads.shape[:2], -1)
     order = np.argsort(-flat, axis=-1, kind="stable")
-    before = np.cumsum(np.take_along_axis(flat, order, -1), -1) - np.take_along_axis(
-        flat, order, -1
-    )
+    ordered = np.take_along_axis(flat, order, -1)
+    before = np.cumsum(ordered, -1) - ordered
     selected = np.zeros(flat.shape, bool)
     np.put_along_axis(selected, order, before < share, -1)
     selected = selected.reshape(heads.shape)
@@ -172,27 +163,12 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
     return (both.sum((2, 3)) / np.maximum(either.sum((2, 3)), 1)).max(axis=1)
 
 
-def folder_images(folder: str, crop) -> np.ndarray:
-    """Reads the first images of a folder."""
-    from vit_jax.data.image_files import find_images, read_images
-
-    return read_images(find_images([folder]), crop, IMAGES)[1]
-
-
-def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first test images of a run, and masks of the objects that the labels name.
-
-    Args:
-      workdir: workdir of a run on generated images, for which masks are known.
-      crop: the evaluation transform.
-
-    Returns:
-      The images, uint8 `[images, height, width, 3]`, and the masks, bool `[images, height, width]`.
-    """
+def test_images(workdir: str | Path, crop) -> tuple[np.ndarray, np.ndarray]:
+    """Returns test images, uint8 `[images, height, width, 3]`, and the objects' bool masks."""
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 
-    source = open_splits(saved_run(workdir).config).test
+    source = open_splits(saved_run(Path(workdir)).config).test
     images = np.stack([crop(source[index].image) for index in range(IMAGES)])
     objects = [source.objects(index) for index in range(IMAGES)]
     return images, np.stack([each.seen == each.main for each in objects])
@@ -200,10 +176,7 @@ def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def positions_of(workdir: Path) -> np.ndarray:
-    """Returns the similarity of each pair of position embeddings of a run's model.
-
-    The result is `[rows, columns, rows, columns]`: row and column of one patch, then of the other.
-    """
+    """Returns similarities of position embeddings, `[rows, columns, rows, columns]`."""
     import vit_jax
     from vit_jax.inspection.embeddings import position_similarity
 
@@ -228,10 +201,7 @@ def distances(study: Study) -> dict[str, Any]:
 
 
 def distance_table(figures: Figures) -> str:
-    """Returns a table of attention distances: a row for each model, and a column for each layer.
-
-    A cell contains the minimum and the maximum over the layer's heads, in pixels.
-    """
+    """Returns a table of each layer's least and greatest attention distance, by model."""
     layers = max((len(layers) for layers in figures["distance"].values()), default=0)
     lines = [
         [name, *(span(heads) for heads in distance), *[""] * (layers - len(distance))]

@@ -21,17 +21,11 @@ KEYS = tuple(f"data.{key}" for key in ("train_split", "dev_split", "test_split")
 
 
 class OtherData(NamedTuple):
-    """A user's data set that replaces a data set of an experiment.
+    """A user's data set that replaces a data set of an experiment, as options of `data`."""
 
-    Attributes:
-      kind, path: values of `data.source` and `data.path`.
-      splits: names of the training and the test split; None: the same names as in the replaced data
-        set.
-      label_key, num_classes: values of `data.label_key` and `data.num_classes`.
-    """
-
-    kind: str
+    kind: str  # Value of `data.source`.
     path: str
+    # Names of the training and the test split; None: as in the replaced data set.
     splits: tuple[str, str] | None = None
     label_key: str = "label"
     num_classes: int | None = None
@@ -92,11 +86,7 @@ def _sets(config: RunOptions) -> list[DataSet]:
 
 
 def open_all(config: RunOptions, replaced: Sequence[str] = ()) -> None:
-    """Opens all data sets that a run with this config reads, to check that they exist.
-
-    Args:
-      config: config of the run.
-      replaced: names of data sets that the user has replaced with `--data`.
+    """Opens the data sets of a run with this config to check them, some `replaced` by `--data`.
 
     Raises:
       UserError: data cannot be opened; the message describes how to get or replace them.
@@ -124,11 +114,8 @@ def _name(kind: str, path: str) -> str:
 def replaced(config: RunOptions, data: Mapping[str, OtherData]) -> dict[str, Any]:
     """Returns the config values, by dotted key, that must change to use the user's data sets.
 
-    Splits keep their slices: if `all` replaces `train`, `train[:99%]` becomes `all[:99%]`.
-
-    Args:
-      config: config of a run.
-      data: the user's data sets, by the name of the data set that they replace.
+    Splits keep their slices: if `all` replaces `train`, `train[:99%]` becomes `all[:99%]`. `data`
+    has the user's data sets by the name of the data set that they replace.
     """
     values: dict[str, Any] = {}
     if (other := data.get(_name(config.data.source, config.data.path))) is not None:

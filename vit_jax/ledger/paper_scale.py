@@ -79,10 +79,7 @@ FIVE_SHOT_FIGURE = "fewshot/imagenet2012/5"
 
 
 def scaling(picture: str) -> Experiment:
-    """Returns an experiment that reproduces table 6 of the paper.
-
-    The experiment also fits power laws of the models' mean error over their training compute.
-    """
+    """Returns an experiment for table 6, with power laws of mean error over training compute."""
     transferred = transfer(SCALING, TASKS, "table6")
 
     def read(study: Study) -> dict[str, dict[str, float]]:

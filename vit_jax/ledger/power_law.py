@@ -11,16 +11,12 @@ RESAMPLED = 2000
 def laws(
     points: Sequence[Mapping[str, Any]], x: str, y: str, by: str
 ) -> dict[str, dict[str, float]]:
-    """Fits a power law of the error over training compute to each group of points.
-
-    The error is 1 - accuracy.
+    """Fits a power law of the error (1 - accuracy) over compute to each group of points.
 
     Args:
       points: results from `Study.points`. A point contains two lists with a value per seed, under
         the keys `x` and `y`.
-      x: key of the training compute.
       y: key of the accuracy, from 0 to 1.
-      by: the factor that groups the points.
 
     Returns:
       For each group of at least three points: `factor` and `exponent` of the power law; `low` and

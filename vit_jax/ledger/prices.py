@@ -19,10 +19,7 @@ KEPT = "mfu.json"
 
 
 def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
-    """Returns the runs of an experiment's first stage at the paper's scale, by their flags.
-
-    The result is empty if the experiment does not have this scale.
-    """
+    """Returns the first stage's runs at the paper's scale, by their flags; empty: none."""
     if experiment.paper is None or not experiment.paper.stages:
         return {}
     study = Study(Path("nowhere"), experiment.defaults, scale="paper")
@@ -32,11 +29,8 @@ def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
 def flags_text(job: Job, *left_out: str) -> str:
     """Returns the config and the flags of a run as a text, such as `vit_b16_jft model.pooling=gap`.
 
-    Flags for folders, seed and few-shot or k-NN evaluation are not included.
-
-    Args:
-      job: the run.
-      left_out: prefixes of other config keys that are not included.
+    Flags for folders, seed, few-shot or k-NN evaluation, and keys that start with `left_out`, are
+    not included.
     """
     config, *values = (flag.removeprefix("--config") for flag in job.flags)
     name = Path(config.removeprefix("=")).name.replace(".py", "", 1)
@@ -60,7 +54,6 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
     and widths.
 
     Args:
-      job: the run.
       chip: a key of `SLICES`.
       folder: folder for storing the MFUs, so that each is computed once.
 
@@ -83,19 +76,13 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
 
 
 def known_mfus(folder: Path) -> dict[str, float | None]:
-    """Returns the stored MFUs, by chip and training step.
-
-    The value is None for a training step that does not fit into memory.
-    """
+    """Returns stored MFUs by chip and step; None: the step does not fit into memory."""
     file = folder / KEPT
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def step_of(config: RunOptions) -> str:
-    """Returns the config values that determine a step's MFU, as text.
-
-    Example: `ViT-B/16 model.dropout=0.1 batch_size=4096`. The keys are those of `TELLING`.
-    """
+    """Returns the values of `TELLING` as text: `ViT-B/16 model.dropout=0.1 batch_size=4096`."""
     values = dict(leaves(config))
     others = (f"{key}={values[key]}" for key in TELLING[1:] if values.get(key))
     return " ".join([values[TELLING[0]], *others])

@@ -14,14 +14,7 @@ REFRESH_SECONDS = 20
 
 
 def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[str]) -> None:
-    """Writes the page. An open browser tab reloads the page every `REFRESH_SECONDS` seconds.
-
-    Args:
-      path: path of the page.
-      title: title of the page.
-      study: the running study.
-      pictures: names of the picture files, which are in the same folder as the page.
-    """
+    """Writes the page, which an open browser reloads; `pictures` are files in its folder."""
     done, failed = len(study.finished()), len(study.failures)
     counts = f"{done} of {len(study.trials)} runs that are known so far" + (
         f", {failed} failed" * bool(failed)

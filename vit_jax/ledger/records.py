@@ -34,13 +34,7 @@ SCALE = re.compile(r"(At [^:]+): (?=\S)")  # The scale, at the start of a verdic
 
 
 def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:
-    """Makes the record of an experiment from its finished runs.
-
-    Args:
-      name: name of the experiment.
-      experiment: the experiment.
-      folders: the experiment's folder (`--out`), and additional folders: workdirs of runs, or
-        folders that contain them.
+    """Makes an experiment's record from its finished runs in its folder, and in other folders.
 
     Raises:
       UserError: none of the experiment's runs in these folders is finished, the commit of a run is
@@ -85,11 +79,6 @@ def compare_with_published(
 ) -> dict[str, Any]:
     """Returns the part of a record that compares our results with published results.
 
-    Args:
-      experiment: the experiment.
-      scaled: the experiment at the scale of our results.
-      figures: our results.
-
     Returns:
       A dict with `published`, the published values by row and column, and `difference`, our values
       minus the published values. If there are no comparable values, `published` is a text with the
@@ -125,13 +114,7 @@ def why_apart(experiment: Experiment) -> str:
 
 
 def read_study(folders: Sequence[Path]) -> dict[str, Any]:
-    """Reads the scale and the flags of an experiment from `study.json` in its first folder.
-
-    If there is no such file, the folder contains separate runs at the paper's scale.
-
-    Raises:
-      UserError: a folder does not exist.
-    """
+    """Reads scale and flags from `study.json` in the first folder, else the paper's scale."""
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}")
@@ -140,10 +123,7 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """Returns the command that reproduces the results of an experiment.
-
-    An absolute path is replaced by the flag's name: `--wheel=/data/x.whl` becomes `--wheel=WHEEL`.
-    """
+    """Returns the command that makes the results; absolute paths become `--wheel=WHEEL`."""
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
     flags = ""
     for key, value in study.options.items():
@@ -160,11 +140,7 @@ def as_words(value: Any) -> str:
 
 
 def commits(manifests: Sequence[Mapping], names: Sequence[str]) -> str:
-    """Returns the commit of the runs; several commits are separated by commas.
-
-    Raises:
-      UserError: a commit is unknown.
-    """
+    """Returns the runs' commits, with commas; raises UserError if one is unknown."""
     found = [manifest.get("commit", "") for manifest in manifests] or [commit_of_package()]
     for commit, name in zip(found, [*names, "this"], strict=False):
         if not re.fullmatch(r"[0-9a-f]{7,40}", commit):
@@ -189,12 +165,10 @@ def with_verdict(
     """Returns a record with its verdict.
 
     Args:
-      record: a record without verdict.
       verdict: text of the form `WORD: At SCALE: REASON`, where WORD is a key of `VERDICTS` and
         REASON is a sentence or two. Example:
         `contradicts: At 16 pixels, 1,200 steps: BiTs lead throughout.` Empty: the verdict of the
         experiment's earlier record in `folder` is used, if that record has the same results.
-      folder: folder with the records of experiments.
 
     Raises:
       UserError: the verdict is malformed, or it is empty and there is no record with these results.
@@ -215,21 +189,13 @@ def with_verdict(
 
 
 def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Splits a record's verdict into the judgement and the reason.
-
-    Returns:
-      A text such as "agrees with the claim", from `VERDICTS`; and the reason, which starts with the
-      scale of the runs, such as "At 16 pixels, 600 steps: ".
-    """
+    """Splits a verdict into a judgement ("agrees with the claim") and a reason with scale."""
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
 
 
 def result_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the scale of a record's runs, and the first sentence of its verdict's reason.
-
-    For example, ("16 pixels, 600 steps", "BiTs lead throughout.").
-    """
+    """Returns the scale of a record's runs, and the first sentence of its verdict's reason."""
     scale, _, reason = verdict_of(record)[1].partition(": ")
     return scale.removeprefix("At "), re.split(r"(?<=\.)\s", reason)[0]
 
@@ -241,11 +207,7 @@ def path_of(record: Mapping[str, Any], folder: Path) -> Path:
 
 
 def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
-    """Writes a record and returns its path.
-
-    Raises:
-      UserError: there is a record of this experiment with more runs, which would be replaced.
-    """
+    """Writes a record; returns its path; raises UserError if the old one has more runs."""
     path = path_of(record, folder)
     if path.exists():
         before = json.loads(path.read_text())["runs"]["finished"]
@@ -260,11 +222,7 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
 
 
 def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURES) -> list[Path]:
-    """Copies the pictures of a finished experiment to the docs, and returns the new paths.
-
-    The pictures are NAME.png and NAME-OTHER.png. Pictures of runs at the paper's scale are not
-    copied.
-    """
+    """Copies pictures NAME*.png at laptop scale to the docs, and returns the new paths."""
     name, copies = record["experiment"], []
     if record["scale"] != "laptop":
         return copies

@@ -13,17 +13,7 @@ IMAGES = 8  # Batch size per device.
 def kept(
     study: Study, how: Callable[..., dict[str, float]], models: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Returns the measurements for each model and image size.
-
-    Measurements are stored in the study's folder, so that a later call need not repeat them.
-
-    Args:
-      study: the study.
-      how: the measuring function, `timed` or `on_tpu`. Its arguments are the model, the image size
-        and the number of turns.
-      models: names of models.
-      sizes: image sizes, in pixels.
-    """
+    """Returns `how(model, size, turns)` for each model and image size, and stores new results."""
     file = study.out / "measured.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     known = {(row["model"], row["size"]) for row in rows}
@@ -46,10 +36,7 @@ def fits(model: str, size: int) -> bool:
 
 
 def timed(model: str, size: int, turns: int) -> dict[str, float]:
-    """Measures the speed of inference in images/s, and the memory for each additional image in MB.
-
-    The speed is the median of `turns` measurements of one second.
-    """
+    """Measures the speed of inference in images/s, and an image's memory in MB."""
     from vit_jax.benchmarks.bench_inference import compile_ours, make_ours
     from vit_jax.benchmarks.bench_train import fast_dtype, take_turns
     from vit_jax.runs.memory_check import program_memory
@@ -64,11 +51,7 @@ def timed(model: str, size: int, turns: int) -> dict[str, float]:
 
 
 def on_tpu(model: str, size: int, turns: int) -> dict[str, float]:
-    """Estimates inference on a TPU v3 core with the TPU compiler.
-
-    Returns:
-      `speed` in images/s, and `memory`, the memory for each additional image in MB.
-    """
+    """Estimates `speed` (images/s) and `memory` (MB per image) on a v3 core by its compiler."""
     import jax
 
     from vit_jax.benchmarks.bench_inference import lower_ours

@@ -36,11 +36,8 @@ def grid(
     """Returns a stage with a run for each combination of factors and each seed.
 
     Args:
-      name: name of the stage, and of the folder with its runs.
-      factors: values of each factor, by name.
       make: function that returns the config and overrides of a run. It is called as
         `make(study, **factors, seed=seed)` with one value of each factor.
-      seeds: random seeds of the runs.
     """
 
     def stage(study: Study) -> list[Trial]:
@@ -69,8 +66,6 @@ def at_best(
     choice.
 
     Args:
-      name: name of the stage with the best values, and of the folder with its runs.
-      factors: values of each factor, by name.
       make: function that returns the config and overrides of a run, given the study, a value of
         each factor, a value of each choice, and the seed.
       choices: values to choose from, by config key (such as `optimizer__learning_rate`) or by
@@ -112,9 +107,7 @@ def at_best(
 
 
 def best(points: Sequence[Mapping[str, Any]], choices: Mapping[str, Sequence]) -> dict[str, Any]:
-    """Returns the hyperparameters with the highest accuracy, averaged over seeds.
-
-    The result is empty if `points` is empty.
+    """Returns the hyperparameters with the highest mean accuracy; empty: no points.
 
     Args:
       points: results from `Study.points`: a point for each tried combination of hyperparameters.
@@ -140,16 +133,10 @@ def trial_of(
     make: Make,
     more: Mapping[str, Any] | None = None,
 ) -> Trial | None:
-    """Returns the run for a combination of factors.
-
-    The result is None if `make` returns None: there is no such run, or its checkpoint is missing.
+    """Returns the run for a combination of factors; None if `make` returns None.
 
     Args:
-      study: the study.
-      stage: name of the stage.
-      cell: the combination, as values by factor.
       make: function that returns the run's config and overrides.
-      more: additional overrides of the config.
     """
     made = make(study, **cell)
     if made is None:
@@ -162,10 +149,7 @@ def trial_of(
 
 
 def slug(cell: Mapping[str, Any]) -> str:
-    """Returns the folder name of a run, made of its factors' values.
-
-    A number follows the last word of its factor's name, as in `rate0.001`.
-    """
+    """Returns a run's folder name from its factors' values, with numbers as in `rate0.001`."""
     parts = [
         str(value)
         if isinstance(value, str)
@@ -191,7 +175,6 @@ def transfer(
         `Table.by_model`).
       data_sets: for each row of the table, a name in `TRANSFER`, or `vtab/NAME` for a task of
         VTAB-1k.
-      table: name of a table in `vit_jax.published`.
       high_resolution: image size in pixels for runs on ImageNet, by model. None: 384 for all
         models.
     """
@@ -207,11 +190,7 @@ def transfer(
 
 
 def pretraining(models: Mapping[str, tuple]) -> Stage:
-    """Returns a stage of pre-training runs.
-
-    Args:
-      models: for each model, by name, a config in configs/ and its overrides.
-    """
+    """Returns a stage of pre-training runs, from a config and its overrides by model name."""
 
     def make(study, model, seed):
         config, *values = models[model]
@@ -234,9 +213,7 @@ def fine_tuning(
     recipes; here the recipe is chosen on validation images.
 
     Args:
-      models: for each model, by name, a config in configs/ and its overrides.
       data_sets: names in `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.
-      seeds: random seeds of the runs.
       high_resolution: image size in pixels for runs on ImageNet, by model; 384 for other models.
         These runs evaluate averaged parameters (table 2).
     """

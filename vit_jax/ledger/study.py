@@ -35,18 +35,12 @@ STUDY = "study.json"
 
 
 class Trial(NamedTuple):
-    """A training run of a study.
+    """A training run of a study."""
 
-    Attributes:
-      stage: name of the run's stage, such as `pretrained`.
-      factors: properties that vary between the runs, by name, such as
-        `{"model": "ViT-32x4/4", "seed": 0}`.
-      job: the command for the training run, with the run's workdir.
-    """
-
-    stage: str
+    stage: str  # Name of the run's stage, such as `pretrained`.
+    # Properties that vary between the runs, by name, such as `{"model": "ViT-32x4/4", "seed": 0}`.
     factors: Mapping[str, Any]
-    job: Job
+    job: Job  # The command for the training run, with the run's workdir.
 
     def has(self, factors: Mapping[str, Any]) -> bool:
         """Returns True if the run has all these factors, with the same values."""
@@ -57,10 +51,7 @@ class Study:
     """The execution of an experiment in a folder: flags, training runs and their results so far.
 
     Args:
-      out: the folder.
       options: values of the experiment's own flags, and of the flag `--data` (see `read_data`).
-      log: logs messages.
-      scale: `laptop` or `paper`.
       places: additional folders in which runs are searched: workdirs, or folders with workdirs.
       steps: number of steps of all training runs, to try out an experiment; None: the numbers that
         the experiment defines.
@@ -79,13 +70,8 @@ class Study:
         places: Sequence[Path] = (),
         steps: int | None = None,
     ):
-        self.out, self.options, self.log, self.scale, self.steps = (
-            out,
-            dict(options),
-            log,
-            scale,
-            steps,
-        )
+        self.out, self.options, self.log = out, dict(options), log
+        self.scale, self.steps = scale, steps
         self.trials: list[Trial] = []
         self.data = read_data(options.get("data") or ())
         self.left: float | None = None
@@ -116,22 +102,14 @@ class Study:
         return job_of(job.workdir, config, changed | others)
 
     def outcome(self, trial: Trial) -> Outcome:
-        """Returns the metrics of a run, or the reason why the run has no metrics.
-
-        Metrics of finished runs are cached.
-        """
+        """Returns the metrics of a run, or the reason why the run has no metrics."""
         known = self._outcomes.get(trial.job.workdir)
         if known is None or known.figures is None:
             known = self._outcomes[trial.job.workdir] = outcome(trial.job)
         return known
 
     def finished(self, stage: str = "", **factors: Any) -> list[Trial]:
-        """Returns the finished runs that have these factors.
-
-        Args:
-          stage: name of a stage; empty: all stages.
-          **factors: factors that the runs must have, such as `seed=0`.
-        """
+        """Returns the finished runs of a stage (empty: all) with factors such as `seed=0`."""
         return [
             trial
             for trial in self.trials
@@ -141,11 +119,7 @@ class Study:
         ]
 
     def workdir(self, stage: str, **factors: Any) -> Path | None:
-        """Returns the workdir of the finished run with these factors; None if there is none.
-
-        Raises:
-          ValueError: several runs have these factors.
-        """
+        """Returns the workdir of the only finished run with these factors; None: none."""
         trials = self.finished(stage, **factors)
         if len(trials) > 1:
             raise ValueError(f"{len(trials)} runs of {stage} have {factors}")
@@ -157,7 +131,6 @@ class Study:
         Runs that differ only by their seed are grouped.
 
         Args:
-          stage: name of the stage.
           *figures: metrics, such as `accuracy`, `fewshot/glyphs/5` or `seconds`. With the prefix
             `best `, the highest value of all evaluations is used, as with early stopping.
             `exaflops` is the compute of the run.
@@ -177,13 +150,7 @@ class Study:
         return list(points.values())
 
     def figure(self, trial: Trial, name: str) -> float:
-        """Returns a metric of a finished run.
-
-        Args:
-          trial: the run.
-          name: name of the metric, such as `accuracy` or `exaflops`. With the prefix `best `, the
-            result is the highest value of all evaluations.
-        """
+        """Returns a finished run's metric; with the prefix `best `, the highest evaluation."""
         if name == "exaflops":
             return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)
@@ -194,12 +161,7 @@ class Study:
         return max(found.history[name]) if best else found.figures[name]
 
     def run(self, trials: Sequence[Trial], shown: Callable[[], None]) -> None:
-        """Trains the runs that are not finished; if a run fails, the others continue.
-
-        Args:
-          trials: runs of a stage.
-          shown: called after each run.
-        """
+        """Trains the runs that are not finished; if a run fails, the others continue."""
         self.trials += [trial for trial in trials if trial not in self.trials]
         begun, to_come = time.monotonic(), self.pending(trials)
 
@@ -246,44 +208,37 @@ def exaflops_of(workdir: Path) -> float:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Definition of an experiment: its runs, and how to compute and show its results.
+    """Definition of an experiment: its runs, and how to compute and show its results."""
 
-    Args:
-      claim: the claim or question, in a sentence.
-      read: function that computes the results from the finished runs. It is called after each run,
-        so slow parts should be cached. None: the experiment has no laptop scale.
-      place: place in the paper, such as `Table 8`, `Figure 5`, `Section 4.6`; empty: our own
-        experiment.
-      stages: functions that return the training runs of a stage; a stage can use metrics of the
-        stages before it.
-      paper: the experiment at the paper's scale; None: it has no such scale.
-      table: function that formats the results as a Markdown table; None: a table that shows our
-        results next to the values of the table `published`.
-      draw: function that returns pictures by name, without file extension.
-      finding: function that returns a sentence about the results.
-      published: name of the table in `vit_jax.published` to compare with. The results have the same
-        rows and columns as this table.
-      compared: function that returns pairs of a published value and our value, by row and column;
-        None: the pairs of the table `published`.
-      options: the experiment's own flags, by name, with the arguments of `add_argument`.
-      needs: text about required packages or data; empty: none are required.
-      minutes: duration at laptop scale with two processes, each on an idle core.
-      runs_of: name of an experiment with the same stages and flags; both can use the same folder.
-    """
-
-    claim: str
+    claim: str  # The claim or question, in a sentence.
+    # Function that computes the results from the finished runs. It is called after each run, so
+    # slow parts should be cached. None: the experiment has no laptop scale.
     read: Callable[[Study], Figures] | None = None
+    # Place in the paper, such as `Table 8`, `Figure 5`, `Section 4.6`; empty: our own experiment.
     place: str = ""
+    # Functions that return the training runs of a stage; a stage can use metrics of the stages
+    # before it.
     stages: Sequence[Callable[[Study], Sequence[Trial]]] = ()
+    # The experiment at the paper's scale; None: it has no such scale.
     paper: "Experiment | None" = None
+    # Function that formats the results as a Markdown table; None: a table that shows our results
+    # next to the values of the table `published`.
     table: Callable[[Figures], str] | None = None
+    # Function that returns pictures by name, without file extension.
     draw: Callable[[Study, Figures], Mapping[str, Any]] | None = None
+    # Function that returns a sentence about the results.
     finding: Callable[[Figures], str] | None = None
+    # Name of the table in `vit_jax.published` to compare with. The results have the same rows and
+    # columns as this table.
     published: str = ""
+    # Function that returns pairs of a published value and our value, by row and column; None: the
+    # pairs of the table `published`.
     compared: Callable[[Figures], Pairs] | None = None
+    # The experiment's own flags, by name, with the arguments of `add_argument`.
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    needs: str = ""
-    minutes: float = 1.0
+    needs: str = ""  # Text about required packages or data; empty: none are required.
+    minutes: float = 1.0  # Duration at laptop scale with two processes, each on an idle core.
+    # Name of an experiment with the same stages and flags; both can use the same folder.
     runs_of: str = ""
 
     @property
@@ -293,11 +248,9 @@ class Experiment:
 
     def markdown(self, figures: Figures) -> str:
         """Returns the results as a Markdown table."""
-        return (
-            self.table(figures)
-            if self.table
-            else comparison_table(published.table(self.published), figures)
-        )
+        if self.table:
+            return self.table(figures)
+        return comparison_table(published.table(self.published), figures)
 
     def pairs(self, figures: Figures) -> Pairs:
         """Returns pairs (published value, our value) by row and column; empty if there are none."""
@@ -306,11 +259,7 @@ class Experiment:
         return matched(published.table(self.published), figures) if self.published else {}
 
     def at(self, scale: str) -> "Experiment":
-        """Returns the experiment at a scale, `laptop` or `paper`.
-
-        Raises:
-          UserError: the experiment does not have this scale.
-        """
+        """Returns the experiment at a scale, `laptop` or `paper`; raises UserError without it."""
         found = self if scale == "laptop" else self.paper
         if found is None or found.read is None:
             other = "paper" if scale == "laptop" else "laptop"
@@ -355,11 +304,7 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
 
 
 def check_data(trials: Sequence[Trial], study: Study) -> None:
-    """Opens each data set that unfinished runs need, so that missing data are reported at once.
-
-    Raises:
-      UserError: a data set cannot be opened.
-    """
+    """Opens the data sets that unfinished runs need; raises UserError if one is missing."""
     pending = [trial for trial in trials if study.outcome(trial).figures is None]
     for trial in {_of_data(trial.job): trial for trial in pending}.values():
         open_all(config_of(trial.job), replaced=[other.name for other in study.data.values()])
@@ -368,17 +313,7 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
 def rehearsed(
     experiment: Experiment, out: Path, options: Mapping[str, Any], scale: str
 ) -> list[Trial]:
-    """Returns all runs of a study without starting them.
-
-    The best choices, such as learning rates, are not known before training. The first choices are
-    used instead.
-
-    Args:
-      experiment: the experiment at this scale.
-      out: folder of the study.
-      options: values of the experiment's own flags, and of the flag `--data`.
-      scale: `laptop` or `paper`.
-    """
+    """Returns all runs of a study without starting them."""
     study = Rehearsal(out, options, scale=scale)
     for stage in experiment.stages:
         study.trials += stage(study)
@@ -416,11 +351,7 @@ def config_of(job: Job) -> RunOptions:
 
 
 def claim(name: str, experiment: Experiment, study: Study) -> None:
-    """Writes the file `STUDY` into a new folder; checks that an existing folder is of this study.
-
-    Raises:
-      UserError: the folder belongs to another study, or has other files.
-    """
+    """Writes `STUDY` into a new folder; raises UserError if the folder is not this study's."""
     file = study.out / STUDY
     ours = {"experiment": experiment.runs_of or name, "scale": study.scale, "steps": study.steps}
     ours["options"] = {
@@ -469,14 +400,7 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """Returns the runs of the finished stages and of the first unfinished stage.
-
-    No run is started.
-
-    Args:
-      experiment: the experiment at the study's scale.
-      study: the study. The runs are added to it.
-    """
+    """Adds the runs of the finished and the first unfinished stages to a study; returns them."""
     for stage in experiment.stages:
         trials = stage(study)
         study.trials += trials

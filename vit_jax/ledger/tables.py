@@ -21,21 +21,14 @@ def markdown_table(header: Sequence[Any], lines: Iterable[Sequence[Any]]) -> str
 
 
 def spread(values: Iterable[float]) -> str:
-    """Formats values from 0 to 1 as mean and std in per cent, such as `81.20 ± 0.35`.
-
-    The std is computed with n - 1 in the denominator. A single value is formatted without std.
-    """
+    """Formats values from 0 to 1 as mean and std (n - 1) in per cent, as `81.20 ± 0.35`."""
     values = [100 * value for value in values]
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}" if values else ""
 
 
 def written(figure: float | None) -> str:
-    """Formats a number with four significant digits, such as `0.1235`.
-
-    Integers and numbers above 1,000 keep all digits before the decimal point. None is formatted as
-    an empty string.
-    """
+    """Formats a number with four significant digits (all before the point); None: empty."""
     if figure is None:
         return ""
     if figure == int(figure):
@@ -45,13 +38,9 @@ def written(figure: float | None) -> str:
 
 def short(value: Any) -> str:
     """Formats a factor's value: 10000 as `10,000`, and floats without zeros at the end."""
-    return (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else f"{value}"
-    )
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def in_words(factor: str) -> str:
@@ -60,17 +49,7 @@ def in_words(factor: str) -> str:
 
 
 def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
-    """Returns the mean of a metric over seeds, in per cent.
-
-    Args:
-      points: results from `Study.points`; a point contains the results of runs that differ only in
-        their seeds.
-      *factors: names of the factors that distinguish the points, such as `model`.
-      figure: name of the metric.
-
-    Returns:
-      The mean for each point, by the values of the factors, such as `BiT-R14x1/8, adam`.
-    """
+    """Returns means of a metric over seeds, in per cent, by the values of `factors`."""
     return {
         ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
         for point in points
@@ -85,15 +64,7 @@ def ranking(means: Mapping[str, float]) -> str:
 
 
 def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> str:
-    """Returns a table of mean and std of a metric, in per cent, by two factors.
-
-    A cell is empty if it has no runs.
-
-    Args:
-      points: results of runs, with both factors and the metric.
-      rows, columns: names of the factors in rows and in columns.
-      figure: name of the metric.
-    """
+    """Returns a table of mean and std of a metric, in per cent, by two factors."""
     heads = list(dict.fromkeys(point[columns] for point in points))
     cells = {(point[rows], point[columns]): spread(point[figure]) for point in points}
     lines = [
@@ -106,11 +77,7 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
 
 
 def written_factor(value: Any) -> str:
-    """Formats the value of a factor, such as `10,000`, or the mean of a metric over seeds.
-
-    Args:
-      value: the factor's value; or, for a metric, the list of its values for each seed.
-    """
+    """Formats a factor's value, such as `10,000`, or the mean of a metric's list over seeds."""
     return written(statistics.mean(value)) if isinstance(value, list) else short(value)
 
 
@@ -118,8 +85,6 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
     """Returns a table of results, with a line for each point.
 
     Args:
-      points: results from `Study.points`; a point contains the results of runs that differ only in
-        their seeds.
       factors: names of factors or metrics for the first columns. For a metric, its mean is shown.
       figures: names of metrics for the other columns. Their mean and std are shown in per cent.
     """
@@ -135,21 +100,15 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
     )
 
 
-def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accuracy") -> str:
+def crossings(points: Points, x: str, models: Sequence[str]) -> str:
     """Returns a text about the best model for each value of a factor, and its lead.
 
     Example: `images 1,000: BiT-R14x1/8 leads ViT-32x4/4 by 21.3 points.`
-
-    Args:
-      points: results of runs.
-      x: name of the factor.
-      models: models to compare.
-      figure: name of the metric.
     """
     sentences = []
     for value in sorted({point[x] for point in points}):
         means = {
-            point["model"]: 100 * statistics.mean(point[figure])
+            point["model"]: 100 * statistics.mean(point["accuracy"])
             for point in points
             if point[x] == value and point["model"] in models
         }
@@ -164,7 +123,6 @@ def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, 
     """Returns a table of the paper's values and ours, with a line for each of our models.
 
     Args:
-      table: the published table.
       figures: our values, by row and column of the published table. A column has the same key as in
         `Table.by_model`. Columns that are not in the published table are allowed.
     """
@@ -184,12 +142,7 @@ def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, 
 
 
 def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> Pairs:
-    """Returns pairs (published value, our value) for the cells that are in both tables.
-
-    Args:
-      table: the published table.
-      figures: our values, by row and column of the published table.
-    """
+    """Returns pairs (published value, our value) for the cells, by row and column, of both."""
     printed = table.by_model()
     return {
         row: {
@@ -202,13 +155,7 @@ def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) 
 
 
 def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) -> Pairs:
-    """Returns pairs (published gain, our gain) over a baseline, such as random parameters.
-
-    Args:
-      published: published values by name.
-      ours: our values by name. Names that are not in `published` are skipped.
-      base: name of the baseline; without its value there are no pairs.
-    """
+    """Returns pairs (published gain, our gain) over a baseline; none without its value."""
     return {
         f"points over {base}": {
             name: (published[name] - published[base], ours[name] - ours[base])
@@ -219,12 +166,7 @@ def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) 
 
 
 def pairs_in_words(published: Mapping, difference: Mapping) -> str:
-    """Formats our values, row by row, with the published values in brackets.
-
-    Args:
-      published: published values by row and column.
-      difference: our values minus the published values.
-    """
+    """Formats our values, by row and column, with the published values in brackets."""
     rows = []
     for row, cells in difference.items():
         figures = [
@@ -236,9 +178,7 @@ def pairs_in_words(published: Mapping, difference: Mapping) -> str:
 
 
 def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Returns a table of the paper's values, with a line for each recipe.
-
-    If our value differs, it is added in bold.
+    """Returns a table of the paper's values by recipe; ours, if they differ, in bold.
 
     Args:
       figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
@@ -264,9 +204,7 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
     If the paper contains several values of a hyperparameter, the pair contains the published value
     that equals ours. If no published value equals ours, the pair contains the first one.
 
-    Args:
-      figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
-        the list of its values in the paper. `ours` maps the name to our value.
+    The argument is that of `agreement`.
     """
     return {
         recipe: {
@@ -279,12 +217,7 @@ def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
 
 
 def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Returns a text that lists our hyperparameters that differ from the paper's.
-
-    Args:
-      figures: for each recipe, a dict with two keys. `paper` maps the name of a hyperparameter to
-        the list of its values in the paper. `ours` maps the name to our value.
-    """
+    """Returns a text on our hyperparameters that differ from the paper's, as in `agreement`."""
     other = [
         f"{name} of {recipe} is {entry['ours'][name]}, not {' or '.join(map(str, values))}"
         for recipe, entry in figures.items()
@@ -313,9 +246,6 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
     Example: `accuracy: relative has 91.2 %, the others 88.0 to 90.5 %.`
 
     Args:
-      points: results of runs.
-      factor: name of the factor.
-      one: the value to compare with the others.
       figures: names of metrics, whose means are compared.
     """
     sentences = []
@@ -330,15 +260,11 @@ def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> st
 
 
 def slopes(points: Points, x: str, y: str, by: str) -> str:
-    """Returns a text with the gain in y of each group for a doubling of x, in percentage points.
-
-    The gain is the slope of a line over log2(x), fitted by least squares.
+    """Returns each group's gain in y for a doubling of x, in points, by least squares.
 
     Args:
-      points: results of runs.
       x: key of a number in each point, such as the compute.
       y: name of a metric, with a list of values from 0 to 1 in each point.
-      by: the factor that groups the points.
     """
     found = {}
     for value in dict.fromkeys(point[by] for point in points):

@@ -6,17 +6,7 @@ from typing import Any, TypeVar
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.options.option import Option, option, options, options_of, unless
-from vit_jax.options.rules import (
-    Rule,
-    either,
-    flag,
-    number,
-    one_of,
-    or_none,
-    several,
-    text,
-    whole,
-)
+from vit_jax.options.rules import Rule, either, flag, number, one_of, or_none, several, text, whole
 
 Kind = TypeVar("Kind", bound="ImageOptions")
 Statistic = float | tuple[float, ...]  # One value for all channels, or one per channel.
@@ -100,14 +90,7 @@ class ImageOptions:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values, and converts equal values to one form.
-
-        Lists become tuples, `image_size` a pair, and `mean` and `std` one number if all channels
-        have the same.
-
-        Raises:
-          UserError: a value has a wrong type or is out of bounds.
-        """
+        """Checks the values (or raises UserError), and gives equal values one form."""
         check_options(self)
         for name in options_of(type(self)):
             if isinstance(value := getattr(self, name), list):
@@ -480,11 +463,7 @@ class DVAEOptions(ImageOptions):
 
 
 def make_options(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
-    """Returns a model's options with these values; the others have their defaults.
-
-    Raises:
-      UserError: a value is unknown, missing or invalid.
-    """
+    """Returns a model's options with these values; raises UserError if one is invalid."""
     known, model = options_of(kind), kind.__name__.removesuffix("Options")
     for name in values:
         if name not in known:
@@ -501,10 +480,7 @@ FAMILY_OPTIONS = (ViTOptions, BiTOptions, ConvNeXtOptions, SwinOptions, DVAEOpti
 
 
 def _section_of_families() -> type:
-    """Returns the class of the section `model`: every argument of any family, None by default.
-
-    If families share an argument's name, help and rule come from the first family.
-    """
+    """Returns the class of the section `model`: arguments of all families, None by default."""
     name = option(
         "ViT-B/16",
         text(),

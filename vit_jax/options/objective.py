@@ -151,6 +151,11 @@ class FCMAEOptions:
     decoder_blocks: int = option(1, whole(1, 10000), "ConvNeXt V2 blocks of the decoder.")
 
 
+_PATCHES = only_with("dino.patch_weight")
+_GRAM = only_with("dino.gram")
+_LOCAL_CROPS = only_with("dino.local_crops")
+
+
 @options
 class DINOOptions:
     """Self-distillation: DINO, iBOT, DINOv2 and DINOv3"""
@@ -175,11 +180,7 @@ class DINOOptions:
         "Colour jitter: strengths of brightness, contrast, saturation and hue, in random order.",
     )
     jitter_probability: float = option(0.8, SHARE, "Probability of colour jitter, for each view.")
-    grey: float = option(
-        0.2,
-        SHARE,
-        "Probability of converting a view to grey.",
-    )
+    grey: float = option(0.2, SHARE, "Probability of converting a view to grey.")
     blur: tuple[float, ...] = option(
         (1.0, 0.1, 0.5),
         SHARES,
@@ -207,7 +208,7 @@ class DINOOptions:
         96,
         whole(1, 2**14),
         "Height and width of a local crop, in pixels.",
-        requires=only_with("dino.local_crops"),
+        requires=_LOCAL_CROPS,
         validate=lambda value, config: unless(
             not config.dino.local_crops
             or config.auto != "none"  # The image size is chosen later.
@@ -220,15 +221,12 @@ class DINOOptions:
         several(number(above=0, most=1), count=2, ascending=True),
         "Range of a local crop's share of the image's area; data.crop_area is the range for "
         "global crops.",
-        requires=only_with("dino.local_crops"),
+        requires=_LOCAL_CROPS,
     )
 
     # Options of the heads and of the teacher.
     head_hidden: int = option(
-        2048,
-        whole(1, 2**20),
-        "Hidden width of the MLP of the heads.",
-        smoke=32,
+        2048, whole(1, 2**20), "Hidden width of the MLP of the heads.", smoke=32
     )
     bottleneck: int = option(
         256,
@@ -237,10 +235,7 @@ class DINOOptions:
         "prototypes.",
     )
     prototypes: int = option(
-        65536,
-        whole(2, 2**22),
-        "Prototypes of the head, its output width.",
-        smoke=64,
+        65536, whole(2, 2**22), "Prototypes of the head, its output width.", smoke=64
     )
     prototype_lengths: str = option(
         "one",
@@ -248,10 +243,7 @@ class DINOOptions:
         "Norms of the prototypes: all 1, a learned factor for each, or unconstrained (DINOv3).",
     )
     frozen_prototype_steps: int = option(
-        0,
-        whole(0),
-        "Number of first steps without updates of the prototypes.",
-        smoke=1,
+        0, whole(0), "Number of first steps without updates of the prototypes.", smoke=1
     )
     teacher_momentum: float = option(
         0.996,
@@ -259,19 +251,13 @@ class DINOOptions:
         "Initial momentum of the teacher, an exponential moving average of the student.",
     )
     teacher_momentum_end: float = option(
-        1.0,
-        SHARE,
-        "Final momentum of the teacher; the schedule is a cosine.",
+        1.0, SHARE, "Final momentum of the teacher; the schedule is a cosine."
     )
     teacher_temperature: float = option(
-        0.04,
-        number(0.001, 100.0),
-        "Initial softmax temperature of the teacher.",
+        0.04, number(0.001, 100.0), "Initial softmax temperature of the teacher."
     )
     teacher_temperature_end: float | None = option(
-        None,
-        number(0.001, 100.0),
-        "Temperature after a linear warm-up; None: constant.",
+        None, number(0.001, 100.0), "Temperature after a linear warm-up; None: constant."
     )
     teacher_temperature_steps: int = option(
         0, whole(0), "Steps of the temperature's warm-up.", smoke=1
@@ -290,29 +276,27 @@ class DINOOptions:
 
     # Options of the terms of the loss.
     patch_weight: float = option(
-        0.0,
-        number(least=0),
-        "Weight of iBOT's loss of masked patches; 0: no patch is masked.",
+        0.0, number(least=0), "Weight of iBOT's loss of masked patches; 0: no patch is masked."
     )
     patch_prototypes: int | None = option(
         None,
         whole(2, 2**22),
         "Prototypes of a separate head for patches; None: they share the class token's head.",
         smoke=64,
-        requires=only_with("dino.patch_weight"),
+        requires=_PATCHES,
     )
     patch_bottleneck: int | None = option(
         None,
         whole(1, 2**16),
         "Bottleneck width of the separate head for patches; None: dino.bottleneck.",
-        requires=only_with("dino.patch_weight"),
+        requires=_PATCHES,
     )
     patch_mask_ratios: tuple[float, ...] = option(
         (0.1, 0.5),
         several(number(above=0, below=1), count=2, ascending=True),
         "Range of the mask ratio in one global crop of each image, evenly spread over the images "
         "of a batch.",
-        requires=only_with("dino.patch_weight"),
+        requires=_PATCHES,
     )
     koleo: float = option(
         0.0,
@@ -351,28 +335,19 @@ class DINOOptions:
         ),
     )
     gram_from: int = option(
-        0,
-        whole(0),
-        "Step after which the Gram teacher is first saved.",
-        requires=only_with("dino.gram"),
+        0, whole(0), "Step after which the Gram teacher is first saved.", requires=_GRAM
     )
     gram_every: int = option(
-        10000,
-        whole(1),
-        "Steps between updates of the Gram teacher.",
-        requires=only_with("dino.gram"),
+        10000, whole(1), "Steps between updates of the Gram teacher.", requires=_GRAM
     )
     gram_times: int = option(
-        3,
-        whole(0),
-        "Maximum number of updates of the Gram teacher.",
-        requires=only_with("dino.gram"),
+        3, whole(0), "Maximum number of updates of the Gram teacher.", requires=_GRAM
     )
     gram_size: int | None = option(
         None,
         whole(1, 2**14),
         "Image size of the Gram teacher's crops, in pixels; None: the size of the global crops.",
-        requires=only_with("dino.gram"),
+        requires=_GRAM,
     )
 
 
@@ -448,9 +423,7 @@ class VQKDOptions:
     codes: int = option(8192, whole(2, 2**20), "Size of the codebook.", smoke=32)
     code_dim: int = option(32, whole(1, 2**16), "Width of the codes.")
     code_momentum: float = option(
-        0.99,
-        RATE,
-        "Momentum of the codes, which are exponential moving averages of their patches.",
+        0.99, RATE, "Momentum of the codes, which are exponential moving averages of their patches."
     )
     commitment: float = option(
         1.0,
@@ -607,6 +580,7 @@ class ContrastiveOptions:
 
 
 _EOMT = only_with("segmentation.head", "eomt")
+_UPERNET = only_with("segmentation.head", "upernet")
 
 
 @options
@@ -641,11 +615,7 @@ class DepthOptions:
         requires=only_with("depth.head", "linear"),
     )
     dim: int = option(
-        256,
-        whole(2, 2**16),
-        "Channels of DPT.",
-        smoke=16,
-        requires=only_with("depth.head", "dpt"),
+        256, whole(2, 2**16), "Channels of DPT.", smoke=16, requires=only_with("depth.head", "dpt")
     )
     bins: int = option(
         256,
@@ -662,8 +632,7 @@ class DepthOptions:
         number(above=0, most=6000),
         "Greatest depth in metres, 80 for KITTI; pixels beyond it count as unknown.",
         validate=lambda value, config: unless(
-            value > config.depth.min_depth,
-            f"above depth.min_depth = {config.depth.min_depth:g}",
+            value > config.depth.min_depth, f"above depth.min_depth = {config.depth.min_depth:g}"
         ),
     )
     gradient_weight: float = option(
@@ -684,10 +653,7 @@ class DetectionOptions:
 
     dim: int = option(256, whole(8, 2**16), "Width of the pyramid and of the decoder.", smoke=32)
     depth: int = option(
-        6,
-        whole(0, 100),
-        "Layers of the decoder; 0: the proposals are the predictions.",
-        smoke=1,
+        6, whole(0, 100), "Layers of the decoder; 0: the proposals are the predictions.", smoke=1
     )
     queries: int = option(300, whole(1, 10000), "Predicted objects of an image.", smoke=20)
     most: int = option(
@@ -719,25 +685,12 @@ class SegmentationOptions:
         "Dropout rate of whole channels before the classifier.",
         requires=only_with("segmentation.head", "linear", "upernet"),
     )
-    dim: int = option(
-        512,
-        whole(1, 2**16),
-        "Channels of UPerNet.",
-        smoke=16,
-        requires=only_with("segmentation.head", "upernet"),
-    )
+    dim: int = option(512, whole(1, 2**16), "Channels of UPerNet.", smoke=16, requires=_UPERNET)
     auxiliary_dim: int = option(
-        256,
-        whole(1, 2**16),
-        "Channels of UPerNet's auxiliary head.",
-        smoke=16,
-        requires=only_with("segmentation.head", "upernet"),
+        256, whole(1, 2**16), "Channels of UPerNet's auxiliary head.", smoke=16, requires=_UPERNET
     )
     auxiliary_weight: float = option(
-        0.4,
-        number(least=0),
-        "Weight of the loss of UPerNet's auxiliary head.",
-        requires=only_with("segmentation.head", "upernet"),
+        0.4, number(least=0), "Weight of the loss of UPerNet's auxiliary head.", requires=_UPERNET
     )
     queries: int = option(
         100, whole(1, 2**14), "Queries of EoMT, masks of an image at most.", smoke=8, requires=_EOMT

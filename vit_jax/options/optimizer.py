@@ -7,6 +7,7 @@ from vit_jax.options.rules import RATE, SHARE, flag, number, one_of, several, wh
 # Names of optimizers. Each is a module of vit_jax/training/update_rules.
 OPTIMIZERS = ("adam", "adafactor", "sgd", "muon", "lamb")
 LOSSES = ("softmax", "sigmoid", "binary")
+_LABELLED = only_with_objective("classification", "distillation")
 
 
 @options
@@ -18,7 +19,7 @@ class LossOptions:
         one_of(*LOSSES),
         "Cross-entropy by softmax; sigmoid: binary cross-entropy summed over classes; binary: "
         "its mean (DeiT III).",
-        requires=only_with_objective("classification", "distillation"),
+        requires=_LABELLED,
     )
     label_smoothing: float = option(
         0.0,
@@ -28,7 +29,7 @@ class LossOptions:
             value == 0 or config.loss.name != "binary",
             "0 with loss.name='binary', whose targets are 0 or 1",
         ),
-        requires=only_with_objective("classification", "distillation"),
+        requires=_LABELLED,
     )
     class_weights: str = option(
         "none",
@@ -40,7 +41,7 @@ class LossOptions:
             f"'none' with data.balance={config.data.balance!r}: use one correction for unequal "
             "classes",
         ),
-        requires=only_with_objective("classification", "distillation"),
+        requires=_LABELLED,
     )
 
 

@@ -12,52 +12,36 @@ _OPTION, _SECTION, _REQUIRES = "option", "section", "requires"  # Keys in a fiel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """The declaration of one value of a config.
+    """The declaration of one value of a config."""
 
-    Attributes:
-      default: default value. The defaults of all options are those of the paper's pre-training
-        (section 4.1, table 3), on the embedded digits. If the default is None, None is a valid
-        value.
-      rule: type and bounds of the value.
-      help: description of the option.
-      operational: the value may change when a run is resumed, because training does not depend on
-        it.
-      optional: None is a valid value although it is not the default.
-      validate: function that compares the value with other values of the config. It returns words
-        that complete "must be ...", or an empty string if the value is valid.
-      requires: function that checks whether a config uses the option. It returns the condition that
-        is not met, or an empty string if the option is used. An option that is not used must have
-        its default value.
-      smoke: value in the version `:smoke` of a config, which trains for two steps. None: the value
-        does not change.
-    """
-
+    # Default value. The defaults of all options are those of the paper's pre-training (section 4.1,
+    # table 3), on the embedded digits. If the default is None, None is a valid value.
     default: Any
-    rule: Rule
-    help: str
+    rule: Rule  # Type and bounds of the value.
+    help: str  # Description of the option.
+    # The value may change when a run is resumed, because training does not depend on it.
     operational: bool = False
-    optional: bool = False
+    optional: bool = False  # None is a valid value although it is not the default.
+    # Function that compares the value with other values of the config. It returns words that
+    # complete "must be ...", or an empty string if the value is valid.
     validate: Callable[[Any, Any], str] | None = None
+    # Function that checks whether a config uses the option. It returns the condition that is not
+    # met, or an empty string if the option is used. An option that is not used must have its
+    # default value.
     requires: Callable[[Any], str] | None = None
+    # Value in the version `:smoke` of a config, which trains for two steps. None: the value does
+    # not change.
     smoke: Any = None
 
 
 def option(default: Any, rule: Rule, help: str, **properties: Any) -> Any:
-    """Returns a dataclass field for one value.
-
-    Args:
-      default, rule, help, **properties: attributes of `Option`.
-    """
+    """Returns a dataclass field for one value. The arguments are attributes of `Option`."""
     declared = Option(default=default, rule=rule, help=help, **properties)
     return dataclasses.field(default=default, metadata={_OPTION: declared})
 
 
 def section(kind: type, requires: Callable[[Any], str] | None = None) -> Any:
-    """Returns a dataclass field for a nested section of options.
-
-    Args:
-      requires: `Option.requires` of all options of the section.
-    """
+    """Returns a field for a nested section, whose options share the attribute `requires`."""
     metadata = {_SECTION: kind, _REQUIRES: requires}
     return dataclasses.field(default_factory=kind, metadata=metadata)
 
@@ -128,10 +112,7 @@ def unless(holds: bool, words: str) -> str:
 
 
 def only_with(key: str, *values: Any) -> Callable[[Any], str]:
-    """Returns an `Option.requires`: the option at `key` must have one of these values.
-
-    Without values it must not be None, 0 or empty.
-    """
+    """Returns an `Option.requires`: `key` has one of these values; without values, it is set."""
 
     def missing(config: Any) -> str:
         value = functools.reduce(getattr, key.split("."), config)

@@ -9,16 +9,11 @@ from typing import Any, NamedTuple
 
 
 class Rule(NamedTuple):
-    """The type of a value with its bounds.
+    """The type of a value with its bounds."""
 
-    Attributes:
-      kind: the declared type of the value.
-      words: description of valid values, which completes "must be ..." in error messages.
-      holds: called with a value that is not None; returns True if it is valid.
-    """
-
-    kind: type
-    words: str
+    kind: type  # The declared type of the value.
+    words: str  # Description of valid values, which completes "must be ..." in error messages.
+    # Called with a value that is not None; returns True if it is valid.
     holds: Callable[[Any], bool]
 
 
@@ -36,12 +31,7 @@ def number(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> Rule:
-    """Returns the rule for a finite number within bounds.
-
-    Args:
-      least, most: inclusive bounds.
-      above, below: exclusive bounds.
-    """
+    """Returns the rule for a number: `least`, `most` inclusive, `above`, `below` exclusive."""
     words = "a finite number"
     if least > -math.inf:
         words += f", {least:g} or above"
@@ -107,10 +97,7 @@ def several(
 
 
 def either(*rules: Rule) -> Rule:
-    """Returns the rule for a value that is valid under any of several rules.
-
-    The rule's type is the first one's.
-    """
+    """Returns the rule for a value valid under any of the rules; its type is the first one's."""
     words = ", or ".join(rule.words for rule in rules)
     return Rule(rules[0].kind, words, lambda x: any(rule.holds(x) for rule in rules))
 

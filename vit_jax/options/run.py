@@ -75,6 +75,9 @@ def _only_with_self_distillation(config: Any) -> str:
     return only_with_objective("dino")(config)
 
 
+_WARM = only_with("finetune.checkpoint")
+
+
 @options
 class FinetuneOptions:
     """Warm start and fine-tuning"""
@@ -89,7 +92,7 @@ class FinetuneOptions:
         one_of("new", "kept", "probe"),
         "Initial head: zeros (new), the checkpoint's with classes matched by name (kept), or a "
         "linear probe (LP-FT).",
-        requires=only_with("finetune.checkpoint"),
+        requires=_WARM,
         validate=lambda value, config: unless(
             value != "probe"
             or (config.objective.name == "classification" and config.loss.name == "softmax"),
@@ -101,7 +104,7 @@ class FinetuneOptions:
         one_of("kept", "new"),
         "Initial parameters of the objective, such as MAE's decoder and DINO's heads: the "
         "checkpoint's or random.",
-        requires=only_with("finetune.checkpoint"),
+        requires=_WARM,
     )
     frozen_steps: int = option(
         0,
@@ -109,7 +112,7 @@ class FinetuneOptions:
         "First steps in which only the head and the objective's own parameters are trained "
         "(two-phase training).",
         smoke=0,
-        requires=only_with("finetune.checkpoint"),
+        requires=_WARM,
         validate=lambda value, config: unless(
             value == 0 or config.finetune.train == "all",
             f"0 with finetune.train={config.finetune.train!r}, which never trains the backbone",

@@ -1,13 +1,13 @@
 """Sections of a report about predictions: mistakes, confusion matrix, classes and calibration."""
 
-import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.inspection import page_charts
-from vit_jax.inspection.html_page import card_width, inline
+from vit_jax.inspection.html_page import card_width
+from vit_jax.inspection.page_images import SMALL, image_address
 from vit_jax.runs.predictions import (
     BINS,
     MOST_MISTAKES,
@@ -40,10 +40,7 @@ class Card(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A line of a bar chart: a name, its metrics, and a bar of length `share` in [0, 1].
-
-    If `share` is None, no bar is drawn.
-    """
+    """A line of a bar chart: name, metrics, and a bar of length `share` in [0, 1]; None: no bar."""
 
     name: str
     figures: str
@@ -61,12 +58,7 @@ class Cell(NamedTuple):
 
 
 def answer_figures(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the variables of the HTML template `answers.html`.
-
-    Args:
-      predictions: predictions of the last evaluation.
-      names: names of all classes.
-    """
+    """Returns the variables of the HTML template `answers.html`."""
     images, mistakes = len(predictions.numbers), predictions.mistakes.tolist()
     among = f"{len(mistakes):,} in {images:,} {predictions.split} images"
     spread = np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)
@@ -92,13 +84,7 @@ def answer_figures(predictions: Predictions, names: Sequence[str]) -> dict[str, 
 
 
 def _cards(predictions: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
-    """Returns a `Card` for each image in `rows`. Images whose pixels are not stored are skipped.
-
-    Args:
-      predictions: the predictions.
-      names: names of all classes.
-      rows: indices of the images in the arrays of `predictions`.
-    """
+    """Returns a `Card` for each image in `rows` (indices in `predictions`) with stored pixels."""
     kept = dict(zip(predictions.shown.tolist(), predictions.images, strict=True))
     numbers = predictions.numbers.tolist()
     cards = []
@@ -112,8 +98,8 @@ def _cards(predictions: Predictions, names: Sequence[str], rows: Sequence[int]) 
                 prediction=names[int(predictions.answer[row])],
                 probability=f"{predictions.probability[row]:.0%}",
                 right=bool(predictions.right[row]),
-                small=_is_small(pixels),
-                source=_encoded(pixels),
+                small=max(pixels.shape) <= SMALL,
+                source=image_address(pixels, max(pixels.shape)),
             )
         )
     return cards
@@ -137,10 +123,7 @@ def _confusion(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]
 
 
 def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the variables of the HTML template for the confusion matrix.
-
-    They are sizes in pixels, shortened class names, and a `Cell` for each entry that is not zero.
-    """
+    """Returns the variables of the HTML template for the confusion matrix."""
     short = [_shortened(name) for name in names]
     margin = 12 + 6.4 * max(map(len, short))
     cells = []
@@ -157,11 +140,7 @@ def _matrix(matrix: np.ndarray, images: np.ndarray, names: Sequence[str]) -> dic
 
 
 def _accuracies(predictions: Predictions, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the variables of the HTML template for the accuracies of classes.
-
-    They contain a `Bar` with the recall of each class, the worst class first, and notes. If each
-    image has one class, the bars also contain precision and F1 score of the class.
-    """
+    """Returns the template's variables: a `Bar` for each class, the worst first, and notes."""
     images, right = by_class(predictions, len(names))
     tested = np.flatnonzero(images)
     shares = right / np.maximum(images, 1)
@@ -228,17 +207,3 @@ def _shortened(name: str) -> str:
     return (
         name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 9].rstrip()}…{name[-8:].lstrip()}"
     )
-
-
-def _is_small(pixels: np.ndarray) -> bool:
-    return max(pixels.shape) <= 64
-
-
-def _encoded(pixels: np.ndarray) -> str:
-    """Encodes an image as a data URL: a small image losslessly as PNG, a photograph as JPEG."""
-    from PIL import Image
-
-    kind, values = ("png", {}) if _is_small(pixels) else ("jpeg", {"quality": 88})
-    encoded = io.BytesIO()
-    Image.fromarray(pixels).save(encoded, kind, **values)
-    return inline(encoded.getvalue(), kind)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from vit_jax.config import check_fits
+from vit_jax.config import check_fits, with_values
 from vit_jax.data.balance import class_weights, single_labels
 from vit_jax.data.photometric import PhotometricDistortion
 from vit_jax.data.pipeline import SkipLog, training_batches
@@ -38,40 +38,25 @@ SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Number of examples that a split's finger
 
 
 class Parts(NamedTuple):
-    """Everything that a run needs before it has a workdir: data, model, objective, training step.
+    """Everything that a run needs before it has a workdir: data, model, objective, step."""
 
-    Creating the parts allocates no memory on the devices.
-
-    Attributes:
-      config: the run's config. Preprocessing options that were None have the checkpoint's values.
-      splits: the opened splits of the data set.
-      data: fingerprints of the splits, and of the data of evaluation suites, by name.
-      suites: evaluation suites, such as k-NN, with their data opened.
-      num_classes: width of the model's head; 0: the model has no head.
-      steps: number of training steps of the run.
-      origin: the model, and the source of the initial parameters of model and objective.
-      frozen: the objective's frozen model, such as a teacher; None: no frozen model.
-      program: the training step, with the objective, the optimizer and the schedule.
-      overrides: the API overrides of the calling program.
-    """
-
+    # The run's config. Preprocessing options that were None have the checkpoint's values.
     config: RunOptions
     mesh: Mesh
-    splits: Splits
+    splits: Splits  # The opened splits of the data set.
+    # Fingerprints of the splits, and of the data of evaluation suites, by name.
     data: dict[str, dict[str, int | str]]
-    suites: TrainingSuites
-    num_classes: int
-    steps: int
-    origin: Origin
+    suites: TrainingSuites  # Evaluation suites, such as k-NN, with their data opened.
+    num_classes: int  # Width of the model's head; 0: the model has no head.
+    steps: int  # Number of training steps of the run.
+    origin: Origin  # The model, and the source of the initial parameters of model and objective.
+    # The objective's frozen model, such as a teacher; None: no frozen model.
     frozen: FrozenModel | None
-    program: Program
-    overrides: ApiOverrides
+    program: Program  # The training step, with the objective, the optimizer and the schedule.
+    overrides: ApiOverrides  # The API overrides of the calling program.
 
     def program_of(self, config: RunOptions) -> Program:
-        """Returns the program (training step) of a changed config.
-
-        The changed config must use the data of this run.
-        """
+        """Returns the program (training step) of a changed config."""
         options = with_classes_of(config, self.splits.train)
         names = all_names(learned_classes(options, self.splits.train), self.num_classes)
         origin = find_origin(options, self.num_classes, self.overrides.model, names)
@@ -95,12 +80,10 @@ def assemble(
     """Builds a run's data, model, objective and training step from a checked config.
 
     Args:
-      config: config of the run.
       peers: the run's processes. The data of all processes are compared and must be equal. None:
         only this process.
       on_phase: callback that receives the name of each phase that may take long.
       overrides: API overrides, which replace values of the config.
-      steps: number of training steps; None: `step_count`, the number that the config sets.
 
     Raises:
       UserError: the config is incompatible with the devices or the data, or its checkpoint cannot
@@ -155,22 +138,16 @@ def assemble(
 
 
 def _class_weights(config: RunOptions, train: Source) -> tuple[float, ...]:
-    """Returns the weight of each class in the loss; empty: all weights are 1.
-
-    Raises:
-      UserError: the config enables class weights, and an image does not have exactly one label.
-    """
+    """Returns the weight of each class in the loss; empty: all weights are 1."""
     if config.data.balance != "none":
         single_labels(train, "data.balance")
-    kind = config.loss.class_weights
-    return () if kind == "none" else class_weights(single_labels(train, "loss.class_weights"), kind)
+    if (kind := config.loss.class_weights) == "none":
+        return ()
+    return class_weights(single_labels(train, "loss.class_weights"), kind)
 
 
 def class_count(config: RunOptions, source: Source) -> int:
-    """Returns the width of the model's head.
-
-    For objectives with labels, it is `config.data.num_classes`, or, if this is None, the number of
-    the data set's classes. For objectives without labels, it is `Objective.outputs`.
+    """Returns the width of the model's head: the number of classes, or `Objective.outputs`.
 
     Raises:
       UserError: `config.data.num_classes` is less than the data set's number of classes, or all
@@ -178,41 +155,29 @@ def class_count(config: RunOptions, source: Source) -> int:
     """
     if not objective_of(config.objective.name).labels:
         return objective_of(config.objective.name).outputs(config)
-    check_several_classes(config, source)
-    found = len(source.class_names)
-    if config.data.num_classes is not None and config.data.num_classes < found:
-        raise UserError(
-            f"data.num_classes is {config.data.num_classes}, but the data set has {found} classes"
-        )
-    return config.data.num_classes or found
+    _check_several_classes(config, source)
+    return _data_classes(config, source)
 
 
-def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
-    """Returns the config with `data.num_classes` set, if the objective has its own class head.
-
-    If `data.num_classes` is None, it becomes the data set's number of classes. With any other
-    objective, the config is returned unchanged.
-
-    Raises:
-      UserError: `config.data.num_classes` is less than the data set's number of classes.
-    """
-    if not objective_of(config.objective.name).own_classes:
-        return config
+def _data_classes(config: RunOptions, source: Source) -> int:
+    """Returns `config.data.num_classes`; if it is None, the data set's number of classes."""
     found, num_classes = len(source.class_names), config.data.num_classes
     if num_classes is not None and num_classes < found:
         raise UserError(f"data.num_classes is {num_classes}, but the data set has {found} classes")
-    return dataclasses.replace(
-        config, data=dataclasses.replace(config.data, num_classes=num_classes or found)
-    )
+    return num_classes or found
 
 
-def check_several_classes(config: RunOptions, source: Source) -> None:
-    """Checks that the training images have at least two classes.
+def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
+    """Returns the config with `data.num_classes`, if the objective has a class head."""
+    if not objective_of(config.objective.name).own_classes:
+        return config
+    return with_values(config, {"data.num_classes": _data_classes(config, source)})
+
+
+def _check_several_classes(config: RunOptions, source: Source) -> None:
+    """Raises UserError if all training images have the same class: the accuracy would be 100 %.
 
     With binary losses, a single class is allowed if some images do not have it.
-
-    Raises:
-      UserError: all images are known to have the same class, so the accuracy would always be 100 %.
     """
     present = [name for name in source.class_names if name not in source.empty_classes]
     if len(present) != 1:
@@ -240,11 +205,7 @@ def learned_classes(config: RunOptions, source: Source) -> tuple[str, ...]:
 
 
 def step_count(config: RunOptions, images: int) -> int:
-    """Returns the run's number of steps: `config.steps`, or the whole batches of `config.epochs`.
-
-    Raises:
-      UserError: all epochs together have fewer images than one batch.
-    """
+    """Returns `config.steps`, or whole batches of `config.epochs`; raises UserError if none."""
     steps = config.steps or int(config.epochs * images / config.batch_size)
     if steps < 1:
         raise UserError(
@@ -255,20 +216,10 @@ def step_count(config: RunOptions, images: int) -> int:
 
 
 def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
-    """Returns the config with the interpolation and the mean of the checkpoint to start from.
-
-    If the config sets one of the two values itself, this value is not changed.
-
-    Args:
-      config: config of the run.
-      origin: source of the initial parameters, with the interpolation and the mean.
-    """
+    """Returns the config with the interpolation and the mean of the checkpoint to start from."""
     mean = origin.options.mean
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, interpolation=origin.interpolation),
-        model=dataclasses.replace(config.model, mean=mean if isinstance(mean, tuple) else (mean,)),
-    )
+    mean = mean if isinstance(mean, tuple) else (mean,)
+    return with_values(config, {"data.interpolation": origin.interpolation, "model.mean": mean})
 
 
 def train_crop(config: RunOptions) -> TrainCrop:
@@ -289,12 +240,11 @@ def train_crop(config: RunOptions) -> TrainCrop:
 
 def training_views(config: RunOptions) -> tuple[ViewSpec, ...]:
     """Returns the objective's views of a training image, with sizes and transforms."""
-    crop = train_crop(config)
+    views, crop = objective_of(config.objective.name).views(config), train_crop(config)
 
     def crop_of(size: int, **values) -> TrainCrop:
         return dataclasses.replace(crop, size=size, **values)
 
-    views = objective_of(config.objective.name).views(config)
     return view_specs(views, crop_of, config.data.image_size, image_augmentation(config))
 
 
@@ -346,16 +296,7 @@ def image_augmentation(config: RunOptions) -> Callable | None:
 def open_feed(
     config: RunOptions, source: Source, first_step: int, log: Callable[[str], None], mesh: Mesh
 ) -> Feed:
-    """Returns an iterator of training batches on the devices of `mesh`.
-
-    Args:
-      config: config of the run.
-      source: the training images.
-      first_step: number of training steps done so far. The iterator starts with the batch of the
-        next step.
-      log: callback for messages about unreadable images.
-      mesh: mesh of devices.
-    """
+    """Returns an iterator of batches on the devices, from the one after `first_step` steps."""
     batches = training_batches(
         source,
         seed=config.seed,

@@ -144,14 +144,7 @@ _urls: dict[Path, str] = {}
 
 
 def fetched(url: str) -> Path:
-    """Copies a workdir in a bucket, without its checkpoints, to a local folder.
-
-    Returns:
-      The local folder.
-
-    Raises:
-      UserError: the bucket cannot be used.
-    """
+    """Copies a bucket's workdir, without checkpoints, to a local folder; returns the folder."""
     url = url.rstrip("/")
     if len(url.split("/")) < 4:
         raise UserError(f"{url} is a whole bucket: give a folder in it, {url.rstrip('/')}/RUN")
@@ -184,22 +177,14 @@ def checkpoints_of(workdir: Path) -> Path | epath.Path:
 
 
 def read_through(url: str) -> None:
-    """Reads every object below a URL, to find objects that cannot be read.
-
-    Raises:
-      UserError: an object cannot be read.
-    """
+    """Reads every object below a URL; raises UserError if one cannot be read."""
     bucket = Bucket(url)
     for name in bucket.names():
         bucket.read(name)
 
 
 def move(source: str, target: str) -> None:
-    """Moves all objects below the URL `source` to the URL `target` in the same bucket.
-
-    Raises:
-      UserError: the objects cannot be moved.
-    """
+    """Moves all objects below a URL to another one of the bucket; raises UserError if it fails."""
     names, bucket, other = Bucket(source).names(), Bucket(source), Bucket(target)
     for name in names:
         if (content := bucket.read(name)) is not None:
@@ -209,9 +194,7 @@ def move(source: str, target: str) -> None:
 
 
 class Upload:
-    """Context manager that copies changed files of a workdir to its bucket at intervals.
-
-    The files are also copied when the context ends.
+    """Context manager that copies changed files to the bucket, at intervals and at its end.
 
     Args:
       workdir: local folder of the workdir, the result of `fetched`.
@@ -242,11 +225,7 @@ class Upload:
                 raise
 
     def flush(self) -> None:
-        """Copies the changed files. The report is copied last, because it marks a finished run.
-
-        Raises:
-          UserError: a file cannot be copied.
-        """
+        """Copies changed files, the report (the end mark) last; raises UserError if it fails."""
         with self._one_at_a_time:
             changed = {}
             for path in self._workdir.rglob("*"):
@@ -254,10 +233,8 @@ class Upload:
                 # skipped.
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
-                    name, state = (
-                        str(path.relative_to(self._workdir)),
-                        (status.st_size, status.st_mtime_ns),
-                    )
+                    name = str(path.relative_to(self._workdir))
+                    state = status.st_size, status.st_mtime_ns
                     if path.is_file() and path.suffix != ".tmp" and self._copied.get(name) != state:
                         changed[name] = state
             if not changed:

@@ -42,7 +42,6 @@ class BucketLock:
     """Context manager that holds the lock on the workdir in a bucket.
 
     Args:
-      log: callback for messages about a takeover and about waiting for another process.
       beat_seconds: interval of heartbeats.
       stale_seconds: time without a heartbeat after which the lock is free. The values of
         `beat_seconds` and `stale_seconds` must be equal in all processes that use the workdir.
@@ -61,10 +60,7 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock.
-
-        If a process of another host holds the lock, this method first waits for a heartbeat. If
-        there is no heartbeat, the lock is taken over.
+        """Takes the lock, after waiting for a heartbeat if another host's process holds it.
 
         Raises:
           UserError: another run holds the lock, or the bucket cannot be used.
@@ -139,14 +135,7 @@ class BucketLock:
         return sign is not None and sign.token == self._token and self._newest() == self._number
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free, or until it is known that the lock's holder still runs.
-
-        Returns:
-          The previous holder, if it ended without releasing the lock; None if it released the lock.
-
-        Raises:
-          UserError: the holder still runs.
-        """
+        """Waits until the lock is free (returns a holder that died), or held: raises UserError."""
         first, until = None, 0.0
         while True:
             if (sign := self._read(number)) is None:

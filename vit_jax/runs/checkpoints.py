@@ -66,7 +66,6 @@ class Checkpoints:
     """The checkpoints in one folder. They are saved in the background.
 
     Args:
-      folder: the folder, or its URL in a bucket.
       keep_last: number of newest checkpoints to keep. None: the checkpoints are only read, which is
         possible while a run writes them.
       keep_every: checkpoints at multiples of this number of steps are also kept. None: no
@@ -74,7 +73,6 @@ class Checkpoints:
       keep_best: number of best checkpoints that are also kept. The best ones have the highest k-NN
         accuracy. Without k-NN they have the highest accuracy, without accuracy the lowest loss.
         The metrics are those of the split for model selection.
-      log: callback for messages about damaged checkpoints.
     """
 
     def __init__(
@@ -144,11 +142,7 @@ class Checkpoints:
         return self.best_with({})
 
     def best_with(self, more: dict[int, dict[str, float]]) -> int | None:
-        """Returns the step with the best metrics; the newest in a tie.
-
-        Args:
-          more: metrics by step, which are compared in addition to the saved ones.
-        """
+        """Returns the step with the best metrics, also of those in `more`; the newest in a tie."""
         figures = self.figures | more
         return max(figures, key=lambda step: (_score(figures[step]), step), default=None)
 
@@ -249,11 +243,7 @@ class Checkpoints:
         return self._compare(step, *self._read(step, like))
 
     def wait(self) -> None:
-        """Waits until all saved checkpoints are written.
-
-        Raises:
-          UserError: the disk is full.
-        """
+        """Waits until saved checkpoints are written; raises UserError if the disk is full."""
         with self._named_errors():
             if self._saving is not None:
                 self._saving.result()
@@ -296,11 +286,7 @@ class Checkpoints:
                 return ocp.load_checkpointables(path, abstract), sums
         # These errors do not mean that the checkpoint is damaged. For example, the checkpoint
         # belongs to another model, or the memory is too small.
-        except (
-            UserError,
-            MemoryError,
-            jax.errors.JaxRuntimeError,
-        ):
+        except (UserError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # Orbax, TensorStore and the file system have many exceptions.
             raise _verdict(path, error) from error
@@ -315,10 +301,7 @@ class Checkpoints:
         return restored
 
     def _sweep(self) -> None:
-        """Cleans up after killed runs.
-
-        Removes incomplete checkpoints, and moves checkpoints with damaged metrics to `DAMAGED`.
-        """
+        """Removes incomplete checkpoints, and moves those with damaged metrics to `DAMAGED`."""
         if not self._remote:  # In buckets Orbax itself removes incomplete checkpoints.
             for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(rest)
@@ -326,10 +309,7 @@ class Checkpoints:
             self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
 
     def _unreadable_figures(self) -> Iterator[tuple[Path | epath.Path, str]]:
-        """Yields each checkpoint whose metrics are invalid JSON, and the error.
-
-        If such a checkpoint exists, Orbax lists no checkpoints at all.
-        """
+        """Yields checkpoints with invalid metrics, because of which Orbax would list none."""
         for figures in self.folder.glob("[0-9]*/metrics/metrics"):
             try:
                 json.loads(figures.read_text())
@@ -389,21 +369,14 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """Converts a train state and metrics to the items of a checkpoint.
-
-    The frozen model in the train state is omitted, because checkpoints do not contain it.
-    """
+    """Converts a train state, without its frozen model, and metrics to a checkpoint's items."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["objective_state"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
-    """Converts the items of a checkpoint to the train state and the metrics.
-
-    Checkpoints contain no frozen model. Therefore `frozen` in the train state is an empty dict, and
-    the calling code must replace it.
-    """
+    """Converts a checkpoint's items to the train state, with an empty `frozen`, and the metrics."""
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}
@@ -421,7 +394,6 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
     """Loads some items of a checkpoint, such as `params`, without reading the other items.
 
     Args:
-      folder: the folder of the checkpoints.
       like: the items to load. Their leaves are arrays or `jax.ShapeDtypeStruct`s with the shapes
         and shardings of the result.
       which: a step; empty for the newest checkpoint; or `best` for the checkpoint with the highest
@@ -472,11 +444,7 @@ def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
 
 
 def _alone() -> ocp.Context:
-    """Returns an Orbax context in which this process reads without waiting for other processes.
-
-    With Orbax's default context, all processes would wait forever if one of them cannot read a
-    file.
-    """
+    """Returns an Orbax context in which a process reads alone, without waiting for others."""
     alone = ocp.Context()
     alone.multiprocessing.active_processes = {jax.process_index()}
     alone.multiprocessing.primary_host = jax.process_index()
@@ -552,10 +520,7 @@ def _teach_orbax_s3() -> None:
 
 
 def _s3_store(url: str) -> dict:
-    """Returns TensorStore's spec (its description of a store) for an S3 URL.
-
-    The environment variables of AWS determine the endpoint.
-    """
+    """Returns TensorStore's spec for an S3 URL. AWS's environment variables name the endpoint."""
     bucket, _, path = url.removeprefix("s3://").partition("/")
     store = {"driver": "s3", "bucket": bucket, "path": path}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
@@ -635,11 +600,7 @@ def _sum_of_bits(array: jax.Array) -> jax.Array:
 
 
 def _arrays(tree: dict) -> dict[str, str]:
-    """Returns the dtype and shape of every array, such as `float32[3,4]`, by path.
-
-    Args:
-      tree: items of a checkpoint, or Orbax's metadata of the items.
-    """
+    """Returns dtype and shape of each array or Orbax metadata, such as `float32[3,4]`, by path."""
     return {
         path_name(path): f"{np.dtype(x.dtype)}{list(x.shape)}"
         for path, x in jax.tree.leaves_with_path(tree)

@@ -8,18 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.config import leaves
-from vit_jax.evaluation.suites import SUITES
 from vit_jax.inspection import page_charts
 from vit_jax.inspection.html_page import render
 from vit_jax.progress import duration
 from vit_jax.runs.data_identity import KEYS, differences
 from vit_jax.runs.predictions import Predictions, by_class, metric_in_words
 from vit_jax.runs.run_page import (
-    CURVES,
     REFRESH_SECONDS,
     RunFiles,
     figure,
     model_cost_of,
+    panels_of,
     points_of,
     short_commit,
     title_of,
@@ -30,19 +29,12 @@ MOST_CLASSES = 30  # Maximum number of classes in the table.
 
 
 def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
-    """Returns the HTML page that compares runs.
-
-    Args:
-      runs: the runs to compare, each as the files of its workdir.
-      live: True: the page reloads itself until the runs are finished.
-    """
+    """Returns the page that compares runs; `live`: it reloads itself until they are finished."""
     names = short_names([run.workdir for run in runs])
     titles = dict.fromkeys(title_of(run.saved) for run in runs)
-    title = (
-        f"{len(runs)} runs: {next(iter(titles))}"
-        if len(titles) == 1
-        else f"Comparison of {len(runs)} runs"
-    )
+    title = f"Comparison of {len(runs)} runs"
+    if len(titles) == 1:
+        title = f"{len(runs)} runs: {next(iter(titles))}"
     finished = all(run.finished for run in runs)
     return render(
         "comparison.html",
@@ -59,10 +51,7 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns a short unique name for each path: its last components.
-
-    All names have the same number of components, the smallest number that makes them unique.
-    """
+    """Returns short unique names of paths: the last components, as few as possible."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len({*names}) == len(paths):
@@ -71,14 +60,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], several: bool) -> list[list[str]]:
-    """Returns the rows of a table with the metrics, time, speed and cost of each run.
-
-    A row is a label, followed by the value of each run.
-
-    Args:
-      runs: the runs to compare, each as the files of its workdir.
-      several: True: the runs have different titles, and the table has a row with the titles.
-    """
+    """Returns rows of a table: a label, and each run's metrics, time, speed and cost."""
     keys = dict.fromkeys(
         key
         for run in runs
@@ -103,10 +85,7 @@ def _figure(run: RunFiles, key: str) -> str:
 
 
 def _progress_and_cost(run: RunFiles) -> dict[str, str]:
-    """Returns a run's steps, time, speed, number of parameters and FLOPs, as texts by label.
-
-    For example, the label `images/s` has the speed as text.
-    """
+    """Returns a run's steps, time, speed, number of parameters and FLOPs, as texts by label."""
     manifest = run.saved.manifest
     steps, flops, cost = manifest["steps"], manifest.get("flops"), model_cost_of(manifest)
     speeds = [speed for _, speed in points_of(run.rows, "train/images_per_second")]
@@ -121,10 +100,7 @@ def _progress_and_cost(run: RunFiles) -> dict[str, str]:
 
 
 def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """Returns a warning for each run whose data differ from the first run's data.
-
-    The metrics of these runs are not comparable.
-    """
+    """Returns a warning for each run whose data differ from the first run's data."""
     first = {key: value for key, value in runs[0].saved.manifest.items() if key in KEYS}
     lines = []
     for run, name in zip(runs[1:], names[1:], strict=True):
@@ -136,10 +112,7 @@ def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _differences(runs: Sequence[RunFiles]) -> list[list[str]]:
-    """Returns table rows with the config values, commits and devices that differ between the runs.
-
-    A row is a label, followed by the value of each run.
-    """
+    """Returns table rows with the config values, commits and devices that differ."""
     values = [
         dict(leaves(run.saved.config))
         | {"commit": short_commit(run.saved.manifest), "devices": run.saved.manifest["devices"]}
@@ -164,31 +137,16 @@ def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
-    """Returns a tuple (title, key, scale) for each panel of curves.
-
-    `key` is the metric's key in the rows of `metrics.jsonl`. `scale` multiplies the metric's
-    values.
-    """
-    panels = [
+    """Returns the title, the key in `metrics.jsonl` and the scale of each panel of curves."""
+    return [
         (f"{title}: {label}" if label else title, key, scale)
-        for title, lines, scale in CURVES
+        for title, lines, scale in panels_of([row for run in runs for row in run.rows])
         for key, label in lines.items()
-    ]
-    keys = dict.fromkeys(key for run in runs for row in run.rows for key in row)
-    return panels + [
-        (f"{suite.title}, %: {key.removeprefix(f'{name}/')}", key, 100)
-        for name, suite in SUITES.items()
-        for key in keys
-        if key.startswith(f"{name}/")
     ]
 
 
 def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> list[list[str]]:
-    """Returns a table row for each pair of runs that have predictions for the same images.
-
-    A row contains the number of images that only the first run predicts correctly, the number that
-    only the second run predicts correctly, and the p-value of McNemar's test.
-    """
+    """Returns counts of images that two runs predict right, with the p-value of McNemar's test."""
     rows = []
     for (one, first), (other, second) in itertools.combinations(zip(runs, names, strict=True), 2):
         pair = one.predictions, other.predictions
@@ -227,11 +185,7 @@ def _normal_tail(one: int, other: int) -> float:
 
 
 def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
-    """Returns a table with each run's accuracy on the classes in which the runs differ most.
-
-    Returns:
-      None if fewer than two runs have predictions, or if their classes differ.
-    """
+    """Returns each run's accuracy on the most different classes; None: nothing to compare."""
     with_predictions = [
         (run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None
     ]
@@ -261,11 +215,7 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
 
 
 def _most_different(accuracies: np.ndarray) -> np.ndarray:
-    """Returns the indices of the classes whose accuracies differ most between the runs.
-
-    Args:
-      accuracies: `[runs, classes]`, NaN for classes without images.
-    """
+    """Returns the indices of the classes that differ most in accuracies, `[runs, classes]`."""
     tested = np.flatnonzero(np.isfinite(accuracies).all(axis=0))
     spread = accuracies[:, tested].max(axis=0) - accuracies[:, tested].min(axis=0)
     return tested[np.argsort(-spread, kind="stable")][:MOST_CLASSES]

@@ -50,11 +50,7 @@ class Console:
         self._show(text, "", last)
 
     def still(self, text: str) -> None:
-        """Prints the last status line again with `text` appended.
-
-        Nothing is printed if `text` is empty, or if a status line was printed in the last `LATE`
-        seconds.
-        """
+        """Prints the last status line with `text` appended, if the line is older than `LATE`."""
         if text and self.late:
             self._show(self._status, f" | {text}" if self._status else text)
 
@@ -95,7 +91,6 @@ class MetricWriter:
         writes the rows again.
 
         Args:
-          workdir: the run's workdir.
           first_step: the step from which the run continues.
           on_log: function that is called with a step and its metrics after they are written.
         """

@@ -30,12 +30,7 @@ def differences(
 ) -> list[str]:
     """Returns lines that describe the differences between the data of two manifests.
 
-    Entries that only one of the manifests has are ignored.
-
-    Args:
-      saved: the first manifest.
-      current: the second manifest.
-      now: name of the second manifest in the lines.
+    Entries that only one of the manifests has are ignored. `now` names the second one in the lines.
     """
     before, after = (manifest.get("class_names") or () for manifest in (saved, current))
     other_classes = [*_class_differences(before, after)] if before and after else []
@@ -71,10 +66,7 @@ def _content_difference(saved: Mapping[str, Any], current: Mapping[str, Any], sp
 
 
 def identity_of(splits: Splits) -> dict[str, Any]:
-    """Returns the data identity that a run's manifest stores, for a comparison by `differences`.
-
-    It consists of class names, and the number of images and the fingerprint of each split.
-    """
+    """Returns the data identity that a run's manifest stores, for a comparison by `differences`."""
     return {
         "class_names": splits.train.class_names,
         "images": {name: len(source) for name, source in splits.named.items()},
@@ -96,11 +88,7 @@ def _class_differences(before, now) -> Iterator[str]:
 
 
 def fits_head(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Returns True if a run's head can be used for other data.
-
-    The numbers of classes must be equal. A class that both data sets contain must have the same
-    index in both.
-    """
+    """Returns True if the numbers of classes and the indices of common classes are equal."""
     classes = saved.get("num_classes")
     if classes != current.get("num_classes"):
         return False

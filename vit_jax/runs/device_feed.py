@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 from vit_jax.data.pipeline import Batch
 from vit_jax.parallel.mesh import to_devices
 
+AHEAD = 2  # Maximum number of unused batches on the devices.
+
 
 class Feed:
     """Iterator of device batches. A separate thread copies batches to the devices in advance.
@@ -19,18 +21,11 @@ class Feed:
       batches: endless iterator of this process's batches.
       check: function that is called with each batch before it is copied. If it raises an error,
         the iterator raises that error.
-      ahead: maximum number of unused batches on the devices.
     """
 
-    def __init__(
-        self,
-        batches: Iterator[Batch],
-        check: Callable[[Batch], Batch],
-        mesh: Mesh,
-        ahead: int = 2,
-    ):
+    def __init__(self, batches: Iterator[Batch], check: Callable[[Batch], Batch], mesh: Mesh):
         self._batches = batches
-        self._queue = queue.Queue(ahead)
+        self._queue = queue.Queue(AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._fill, args=(check, mesh), name="feed", daemon=True
@@ -39,13 +34,7 @@ class Feed:
         self.idle_seconds = 0.0  # Time during which the devices waited for batches.
 
     def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
-        """Returns the next batch.
-
-        Args:
-          running: an output array of the current training step. From the moment when this array is
-            ready until the next batch is ready, the devices are idle. This time is added to
-            `idle_seconds`.
-        """
+        """Returns the next batch; adds the devices' idle time after `running` is ready."""
         while True:
             since = time.perf_counter()
             try:

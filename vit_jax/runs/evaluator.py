@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from vit_jax.data.fields import TEXT, draw_caption
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
+from vit_jax.inspection.page_images import image_address
 from vit_jax.models.dense.detector import LEAST_SCORE
 from vit_jax.object_files import overlay
 from vit_jax.options.run import RunOptions
@@ -18,11 +20,11 @@ from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.progress import Progress
 from vit_jax.runs.predictions import ClassCounts, Predictions, class_counts, class_figures, to_show
 from vit_jax.runs.retrievals import Retrievals, retrievals_of
-from vit_jax.runs.worst_images import MOST_WORST, WorstImages
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import Program
 from vit_jax.training.step import Evaluated, make_eval_step, make_pictures
 
+MOST_WORST, WORST_SIDE = 12, 480  # Maximum number of worst images, and of pixels on a side.
 PICTURES = 6  # Number of images per call of the objective's `pictures`.
 
 
@@ -30,8 +32,6 @@ class Evaluator:
     """Evaluates parameters on every image of a split. The first call compiles the evaluation step.
 
     Args:
-      splits: data sources by the name of the split.
-      log: callback for messages about unreadable images.
       views: result of `evaluation_views`; empty: a single view, the test crop.
 
     Attributes:
@@ -77,7 +77,6 @@ class Evaluator:
         If each image has one label, balanced accuracy and macro F1 score are added.
 
         Args:
-          split: name of the split.
           evaluated: parameters to evaluate.
           go_on: function that is called before each batch. If it returns False, the evaluation
             stops and returns None.
@@ -104,27 +103,20 @@ class Evaluator:
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")
         figures = {name: value / max(images, 1.0) for name, value in total.items()}
-        counts = self.counts()
         if outputs and not self._labelled:
             figures |= self._objective.over_split(outputs)
-        return figures | (class_figures(counts) if counts else {}) | {"images": images}
+        if counts := self.counts():
+            figures |= class_figures(counts)
+        return figures | {"images": images}
 
     def counts(self) -> ClassCounts | None:
-        """Returns the numbers of images, predictions and correct predictions by class.
-
-        The numbers are those of the last evaluation. The result is None if an image does not have
-        exactly one label.
-        """
-        return (
-            class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
-        )
+        """Returns the last evaluation's counts by class; None: not one label for each image."""
+        if not self.answers:
+            return None
+        return class_counts(self.answers["labels"], self.answers["answer"])
 
     def predictions(self, split: str, step: int) -> Predictions | None:
-        """Returns the predictions of the last evaluation, with the images for a report.
-
-        Args:
-          split: name of the split that was evaluated last.
-        """
+        """Returns the predictions of the split evaluated last, with the images for a report."""
         if self.answers is None or not len(self.answers["numbers"]):
             return None
         kept = Predictions(split, step, **self.answers)
@@ -132,11 +124,7 @@ class Evaluator:
         return kept._replace(shown=batch["numbers"], images=batch["image"])
 
     def retrievals(self, split: str, step: int) -> Retrievals | None:
-        """Returns captions of the last evaluation and their most similar images, for a report.
-
-        Args:
-          split: name of the split that was evaluated last.
-        """
+        """Returns captions of the last evaluated split and their most similar images."""
         if self._paired is None or not self._outputs or not len(self._outputs["numbers"]):
             return None
         paired, first = self._paired(self._outputs)
@@ -151,16 +139,15 @@ class Evaluator:
 
         return retrievals_of(paired, numbers, caption, read, split, step)
 
-    def worst(self, split: str, step: int, evaluated: Evaluated) -> WorstImages | None:
-        """Returns the images of the last evaluation with the worst predictions, for a report.
+    def worst(self, split: str, step: int, evaluated: Evaluated) -> dict[str, Any] | None:
+        """Returns the worst predicted images of the last evaluated split, for a report.
 
         These images are read and predicted again, because the evaluation does not store the
         predictions of all images. All processes of a run must call this method.
 
-        Args:
-          split: name of the split that was evaluated last.
-          step: step of the evaluation.
-          evaluated: the evaluated parameters.
+        Returns:
+          The variables of the HTML template `segments.html`; None: the objective has no metric of
+          single images.
         """
         scores_of, outputs = self._objective.image_scores, self._outputs
         if scores_of is None or not outputs:
@@ -170,31 +157,33 @@ class Evaluator:
         if not len(rows):
             return None
         outputs, source = {name: x[rows] for name, x in outputs.items()}, self._splits[split]
-        return WorstImages(
-            split,
-            step,
-            scores.name,
-            scores.highest,
-            [source.describe(number) for number in outputs["numbers"].tolist()],
-            [scores.form.format(value) for value in scores.values[rows].tolist()],
-            self._overlays(split, outputs, evaluated),
-            self._objective.picture_rows,
-            self._objective.legend(outputs, source.class_names),
-        )
+        overlays = self._overlays(split, outputs, evaluated)
+        values = scores.values[rows].tolist()
+        each = zip(outputs["numbers"].tolist(), values, overlays, strict=True)
+        end = "highest" if scores.highest else "lowest"
+        return {
+            "title": f"{split.capitalize()} images, the {end} {scores.name} first",
+            "note": f"{self._objective.picture_rows}; step {step:,}",
+            "legend": self._objective.legend(outputs, source.class_names),
+            "figures": [
+                {
+                    "name": source.describe(number),
+                    "pictures": [image_address(picture, WORST_SIDE) for picture in pictures],
+                    "caption": f"{scores.name} {scores.form.format(value)}",
+                }
+                for number, value, pictures in each
+            ],
+            "card": "28rem",
+        }
 
     def _overlays(
         self, split: str, outputs: dict[str, np.ndarray], evaluated: Evaluated
     ) -> np.ndarray:
-        """Draws the labels and the predictions of some images.
+        """Draws the labels and the predictions (`Loss.outputs`) of some images.
 
         If the objective predicts objects, an image has two pictures. They show its true and its
         predicted objects. Otherwise an image has three pictures: the image itself, and the two
         pictures of `Objective.pictures`.
-
-        Args:
-          split: name of the split.
-          outputs: `Loss.outputs` of the images to draw, from the last evaluation.
-          evaluated: the evaluated parameters.
 
         Returns:
           uint8 `[images, pictures, height, width, 3]`.
@@ -235,12 +224,7 @@ class Evaluator:
     def _drawn(
         self, split: str, chosen: np.ndarray, evaluated: Evaluated
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the objective's pictures for some images of a split.
-
-        Returns:
-          The pictures, as in `pictures`, also for unreadable images; and bool `[images]`, True for
-          readable images.
-        """
+        """Draws some images' pictures; also returns which images are readable, bool `[images]`."""
         batch = self._read(split, chosen, whole_batch(self._mesh, 1), **self._views)
         drawn = jax.device_get(self._pictures(evaluated, self._placed(batch)))
         return np.stack([batch["image"], *drawn]), batch["valid"]
@@ -253,33 +237,23 @@ class Evaluator:
         """Reads some images of a split as one batch, in which `numbers` contains their indices.
 
         Args:
-          split: name of the split.
           chosen: indices of the images in the split.
           of: the batch is padded to a multiple of this number.
           **views: arguments `views` and `seed` of `evaluation_batches`; none: the test crop.
         """
-        batch_size = -(-len(chosen) // of) * of
-        arguments = self._arguments | dict(
-            batch_size=batch_size, rows=np.arange(batch_size), workers=0
-        )
-        arguments |= views
+        size = -(-len(chosen) // of) * of
+        arguments = self._arguments | views | dict(batch_size=size, rows=np.arange(size), workers=0)
         (batch,) = evaluation_batches(Subset(self._splits[split], chosen), **arguments)
-        return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
+        return batch | {"numbers": np.resize(chosen, size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Copies a batch's views and indices to the devices.
-
-        Every process passes the whole batch, and copies the rows of its own devices.
-        """
+        """Copies a batch's views and indices to the devices."""
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 
 
 def _joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
-    """Concatenates the predictions of all batches, without unreadable images.
-
-    The entry `numbers` of the result contains the indices of the images.
-    """
+    """Concatenates all batches without unreadable images; `numbers` are the images' indices."""
     if not batches or not batches[0]:
         return None
     answers = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

@@ -30,18 +30,13 @@ ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
 class FrozenModel(NamedTuple):
-    """Frozen model whose parameters have not been read yet.
+    """Frozen model whose parameters have not been read yet."""
 
-    Attributes:
-      model: an `ImageModel`, or a `WithHeads` (an `ImageModel` and its objective's heads). It has
-        shapes and dtypes in place of arrays. `read` converts each parameter to its dtype here.
-      sources: functions that read the parameters, by path.
-      notes: lines that describe the model.
-    """
-
+    # An `ImageModel`, or a `WithHeads` (an `ImageModel` and its objective's heads). It has shapes
+    # and dtypes in place of arrays. `read` converts each parameter to its dtype here.
     model: nnx.Module
-    sources: dict[str, Callable[[], Any]]
-    notes: list[str]
+    sources: dict[str, Callable[[], Any]]  # Functions that read the parameters, by path.
+    notes: list[str]  # Lines that describe the model.
 
     def read(self) -> dict:
         """Reads the parameters into host memory, and returns them."""
@@ -63,7 +58,6 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
     """Returns the frozen model of the config's objective; None if the objective has no teacher.
 
     Args:
-      config: config of the run.
       class_names: names of the classes of the run's head, by index; empty if the run learns no
         classes.
 
@@ -90,10 +84,8 @@ def open_frozen(config: RunOptions, class_names: Sequence[str] = ()) -> FrozenMo
         raise UserError(f"config.objective.teacher={spec.source!r}: {error}") from error
     notes = []
     if spec.objective is None and options.num_classes == len(class_names) > 0:
-        place, remedy = (
-            f"config.objective.teacher={spec.source!r}",
-            "use a teacher with these classes",
-        )
+        place = f"config.objective.teacher={spec.source!r}"
+        remedy = "use a teacher with these classes"
         sources, notes = matched_head(sources, checkpoint, class_names, place, remedy)
         if checkpoint.probabilities == "sigmoid":
             notes += [
@@ -126,14 +118,7 @@ def _with_heads(
     model: nnx.Module,
     sources: dict[str, Callable],
 ) -> tuple[WithHeads, dict[str, Callable]]:
-    """Adds the heads of the checkpoint's objective to a frozen model.
-
-    Returns:
-      The model with heads, and functions that read its parameters, by path.
-
-    Raises:
-      UserError: the checkpoint contains no parameters of the objective `spec.objective`.
-    """
+    """Adds the heads of the checkpoint's objective to a frozen model, and to the sources."""
     start, objective = f"config.objective.teacher={spec.source!r}", checkpoint.objective
     if objective is None or objective.name != spec.objective:
         raise UserError(

@@ -22,8 +22,6 @@ KINDS = {
 class Ledger:
     """Timer that counts the seconds of each kind of work in `KINDS`.
 
-    At any time, seconds are counted for one of the kinds, the current kind.
-
     Args:
       started: `time.time()` when the command began.
       rows: rows of `metrics.jsonl` that a resumed run has written before. Counting continues from
@@ -61,10 +59,7 @@ class Ledger:
         }
 
     def in_words(self) -> str:
-        """Returns a line with the goodput, the total time, and the shares of other kinds of work.
-
-        Shares below 0.05 % are omitted.
-        """
+        """Returns a line with the goodput, the total time, and other kinds' shares."""
         row = self.row()
         total = sum(self.seconds.values())
         rest = sorted(

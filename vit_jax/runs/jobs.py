@@ -39,18 +39,14 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The metrics of a run's last evaluation, or the reason of its failure.
+    """The metrics of a run's last evaluation, or the reason of its failure."""
 
-    Attributes:
-      figures: metrics of the last evaluation. Metrics on the test images have no prefix, such as
-        `accuracy`. Metrics of evaluation suites are named as `fewshot/pets/5`. `seconds` is the
-        total time of the run, including the time before it was resumed.
-      failure: the reason of the failure; empty if the run did not fail.
-      history: metrics of each evaluation so far, with the same names as in `figures`.
-    """
-
+    # Metrics of the last evaluation. Metrics on the test images have no prefix, such as `accuracy`.
+    # Metrics of evaluation suites are named as `fewshot/pets/5`. `seconds` is the total time of the
+    # run, including the time before it was resumed.
     figures: dict[str, float] | None = None
-    failure: str = ""
+    failure: str = ""  # The reason of the failure; empty if the run did not fail.
+    # Metrics of each evaluation so far, with the same names as in `figures`.
     history: Mapping[str, Sequence[float]] = {}
 
     @property
@@ -63,7 +59,6 @@ def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
     """Returns a job that trains a config with some values changed.
 
     Args:
-      workdir: workdir of the run.
       config: a config file, or the name of a file in configs/ with its argument, such as
         `finetune:cifar10`.
       values: values to change, by dotted key.
@@ -112,22 +107,12 @@ def _failure(job: Job) -> str:
     return job.failed.read_text().strip() if job.failed.exists() else ""
 
 
-def _write_failure(job: Job, failure: str) -> None:
-    job.failed.parent.mkdir(parents=True, exist_ok=True)
-    job.failed.write_text(failure + "\n")
-
-
 def run_jobs(
     jobs: Sequence[Job],
     log: Callable[[str], None] = print,
     after_each: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the jobs that are not finished, and continues jobs that were stopped.
-
-    Args:
-      jobs: the jobs, in the order in which they run.
-      log: callback that receives a line for each job.
-      after_each: function that is called after each job.
 
     Raises:
       KeyboardInterrupt: the user stopped a job. The job saved a checkpoint before it ended.
@@ -151,7 +136,8 @@ def run_jobs(
             if failure and in_use(job.workdir):
                 continue  # Another process started this job at the same moment.
             if failure:
-                _write_failure(job, failure)
+                job.failed.parent.mkdir(parents=True, exist_ok=True)
+                job.failed.write_text(failure + "\n")
                 log(f"== {job.name} failed: {failure}")
                 retried.add(job)
             after_each()

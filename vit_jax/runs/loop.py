@@ -106,16 +106,8 @@ def _take_workdir(
 ) -> tuple[Lock | BucketLock | None, Console]:
     """Claims the workdir and logs the run's description; returns the lock and the console.
 
-    Process 0 holds the lock for all processes. In the other processes the lock is None.
-
-    Args:
-      config: the config to write into the workdir.
-      parts: data, model, objective and step of the run.
-      workdir: the run's workdir.
-      peers: the run's processes.
-      watchdog: watchdog of this process.
-      held: exit stack that releases the lock at the end of the run.
-      flops: training FLOPs per image.
+    Process 0 holds the lock for all processes, until the end of `held`. In the other processes the
+    lock is None. `flops` are the training FLOPs per image.
     """
     program, origin, splits = parts.program, parts.origin, parts.splits
     leader = jax.process_index() == 0
@@ -155,12 +147,7 @@ def _take_workdir(
 
 
 def _check_files(config: RunOptions, workdir: Path) -> None:
-    """Checks that the files of the objective, such as a tokenizer, still exist.
-
-    Raises:
-      UserError: the files no longer exist, but the workdir has copies of them. The message names
-        the flag that uses the copies.
-    """
+    """Raises UserError if files of the objective, such as a tokenizer, are only in the workdir."""
     objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
     if not objective.files_option or not copies.is_dir():
         return
@@ -224,12 +211,8 @@ class Run:
         flops: float,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
-        self.parts, self.config, self.program, self.steps = (
-            parts,
-            parts.config,
-            parts.program,
-            parts.steps,
-        )
+        self.parts, self.config = parts, parts.config
+        self.program, self.steps = parts.program, parts.steps
         self.started, self.watchdog, self.console, self.lock = started, watchdog, console, lock
         leader = jax.process_index() == 0
         # Each process logs the unreadable images that it reads.
@@ -281,11 +264,7 @@ class Run:
         held.enter_context(ticking(lambda: console.still(watchdog.in_words())))
 
     def turns(self) -> Figures | None:
-        """Trains to the last step and returns the last evaluation.
-
-        Returns:
-          Metrics of the last evaluation by split; None: a signal stopped the run.
-        """
+        """Trains to the last step; returns its metrics by split; None: a signal stopped the run."""
         figures = self._first_figures()
         if figures and "kept" in figures:  # The run has ended, perhaps before its last step.
             return figures
@@ -349,23 +328,16 @@ class Run:
             self.console.log(f"continuing from {self.checkpoints.folder / str(step)}")
             return step
         self.watchdog.set_phase("making the first parameters")
-        params, objective, objective_state = (
-            origin.read(),
-            origin.read_objective(),
-            origin.read_objective_state(),
-        )
+        start = {"params": origin.read(), "objective": origin.read_objective()}
+        start["objective_state"] = origin.read_objective_state()
         if self.config.finetune.head == "probe":
             self.watchdog.set_phase("fitting the linear probe")
-            params = with_probe_head(self.parts, params, self.console.log)
+            start["params"] = with_probe_head(self.parts, start["params"], self.console.log)
         if peers.count > 1:
-            leaves = jax.tree.leaves_with_path(
-                {"params": params, "objective": objective, "objective_state": objective_state}
-            )
+            leaves = jax.tree.leaves_with_path(start)
             sums = {path_name(path): zlib.crc32(x) for path, x in leaves}
             peers.agree("the checkpoint to start from", sums)
-        self.state = program.initial_state(
-            self.config.seed, params, frozen, objective, objective_state
-        )
+        self.state = program.initial_state(self.config.seed, frozen=frozen, **start)
         self.metrics = program.initial_metrics()
         return 0
 
@@ -395,11 +367,7 @@ class Run:
         self.log.begin(step)
 
     def _log(self, step: int, logging: bool) -> None:
-        """Writes the metrics of an earlier step, and queues the metrics of this step.
-
-        The metrics are written one step later, while the devices compute, so that no step waits for
-        the host.
-        """
+        """Writes an earlier step's metrics and queues this step's: no step waits for the host."""
         self.log.flush()
         if logging:
             self.ledger.move("data", self.feed.idle_seconds)
@@ -410,14 +378,7 @@ class Run:
             self.log.look(step, self.metrics)
 
     def _check(self, step: int, logging: bool, waiting: bool) -> None:
-        """Checks that the run still owns its workdir, and that the loss is finite.
-
-        Args:
-          step: the current step.
-          logging: True if metrics are logged at this step.
-          waiting: True if the run waits for the result of this step, for example to save it. Only
-            then the loss is checked.
-        """
+        """Checks that the run owns its workdir and, if `waiting`, that the loss is finite."""
         if self.lock and (waiting or logging):
             self.lock.check()
         if waiting:
@@ -448,11 +409,8 @@ class Run:
         state = self.state
         if best != step:
             self.checkpoints.wait()
-            items = {
-                key: item
-                for key, item in as_items(state, self.metrics).items()
-                if key != "optimizer"
-            }
+            items = as_items(state, self.metrics)
+            items.pop("optimizer", None)
             self.console.log(
                 f"kept: the parameters of step {best}, the best "
                 + ("by k-NN" if KNN in saved else f"on the {SPOKEN[chosen_by]} images")

@@ -53,13 +53,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
-    """Estimates the memory of a step by tracing it, without compilation.
-
-    Args:
-      program: the training step.
-      config: config of the run.
-      max_labels: the largest number of labels of an image.
-    """
+    """Estimates a step's memory by tracing it, for at most `max_labels` labels of an image."""
     batch = abstract_batch(config, program.mesh, max_labels)
     # The trace costs no extra time: JAX caches it, and reuses it when the step is compiled.
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
@@ -78,14 +72,7 @@ def needs_of(program: Program, config: RunOptions, max_labels: int) -> Needs:
 
 
 class MemoryCheck:
-    """Check that a run's step fits into memory. If it does not fit, suggests config changes.
-
-    Args:
-      program: the training step.
-      config: config of the run.
-      max_labels: the largest number of labels of an image.
-      make: function from a config to its program.
-    """
+    """Check that a run's step fits into memory. If it does not fit, suggests config changes."""
 
     def __init__(
         self,
@@ -94,21 +81,13 @@ class MemoryCheck:
         max_labels: int,
         make: Callable[[RunOptions], Program],
     ):
-        self._config, self._mesh, self._max_labels, self._make = (
-            config,
-            program.mesh,
-            max_labels,
-            make,
-        )
+        self._config, self._mesh = config, program.mesh
+        self._max_labels, self._make = max_labels, make
         self._device = program.mesh.local_devices[0]
         self._needs = needs_of(program, config, max_labels)
 
     def check(self, log: Callable[[str], None]) -> None:
-        """Logs a note if the step will probably not fit into memory.
-
-        Raises:
-          UserError: the step certainly does not fit.
-        """
+        """Logs a note if a step may not fit; raises UserError if it certainly does not."""
         limit, free = memory_of(self._device)
         if limit is None:
             return
@@ -184,13 +163,8 @@ def likely_changes(
 ) -> Iterator[Changes]:
     """Yields config changes with which a step should fit. Changes with fast steps come first.
 
-    Args:
-      config: config of the run.
-      devices: number of devices.
-      limit: memory of a device in bytes.
-      parameters: bytes of the parameters on a device, with the unchanged config.
-      optimizer: bytes of the optimizer's state on a device, with the unchanged config.
-      temporaries: bytes of activations and gradients on a device, with the unchanged config.
+    `limit` is a device's memory, and the other sizes are those of the unchanged config, in bytes.
+    Temporaries are activations and gradients.
     """
     mesh, state = config.mesh, parameters + optimizer
     fsdps = {
@@ -208,11 +182,7 @@ def likely_changes(
 
 
 def _micro_batches(config: RunOptions, devices: int) -> list[int]:
-    """Returns factors by which the number of micro-batches can be multiplied.
-
-    The batch size must be divisible by the resulting number of micro-batches. The objective must
-    support micro-batches.
-    """
+    """Returns factors by which the number of micro-batches can be multiplied."""
     # The contrastive loss compares all pairs of the batch, so the batch cannot be split.
     if config.objective.name == "contrastive":
         return [1]
@@ -221,14 +191,7 @@ def _micro_batches(config: RunOptions, devices: int) -> list[int]:
 
 
 def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
-    """Returns the config changes that set micro-batches, rematerialization policy and FSDP.
-
-    Args:
-      config: config of the run.
-      micro: factor by which the number of micro-batches is multiplied.
-      remat: rematerialization policy.
-      fsdp: number of devices over which parameters are sharded, `mesh.fsdp`.
-    """
+    """Returns the config changes that multiply micro-batches, and set remat policy and FSDP."""
     changes: Changes = {}
     if micro > 1:
         changes["micro_batches"] = config.micro_batches * micro
@@ -241,11 +204,7 @@ def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
 
 
 def groups_within(config: RunOptions, micro_batches: int) -> Changes:
-    """Returns the change of `dino.koleo_group` that the given number of micro-batches requires.
-
-    A KoLeo group must not be larger than a micro-batch. The result is empty if no change is
-    necessary.
-    """
+    """Returns the change of `dino.koleo_group` that micro-batches require; empty: none."""
     dino, size = config.dino, config.batch_size // micro_batches
     if (
         config.objective.name != "dino"
@@ -327,11 +286,7 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
 
 
 def program_memory(compiled: jax.stages.Compiled) -> int:
-    """Returns the memory of a compiled program on a device in bytes.
-
-    This includes the arguments, temporary arrays, and results that do not reuse an argument's
-    memory.
-    """
+    """Returns a compiled program's memory in bytes: arguments, temporaries and new results."""
     sizes = compiled.memory_analysis()
     new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new

@@ -1,6 +1,6 @@
 """Evaluations of a run during training and at its end: metrics, log lines, pictures, report."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -39,7 +39,9 @@ class PeriodicEvaluation:
 
     Args:
       writer: writes the metrics to `metrics.jsonl`. None: another process writes.
-      warn: callback for messages about unreadable images.
+
+    Attributes:
+      chosen_by: name of the split for model selection: `dev`, or `test` without a dev split.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class PeriodicEvaluation:
     ):
         config, program = parts.config, parts.program
         self._parts, self.workdir, self._console, self._writer = parts, workdir, console, writer
-        self._chosen_by = parts.splits.chosen_by
+        self.chosen_by = parts.splits.chosen_by
         self._evaluate = Evaluator(
             program, parts.splits.named, config, warn, evaluation_views(config)
         )
@@ -72,11 +74,6 @@ class PeriodicEvaluation:
             self._write_page,
         )
 
-    @property
-    def chosen_by(self) -> str:
-        """Name of the split for model selection: `dev`, or `test` without a dev split."""
-        return self._chosen_by
-
     def __call__(
         self,
         step: int,
@@ -89,8 +86,6 @@ class PeriodicEvaluation:
         """Evaluates a training state, writes and logs its metrics, and returns them.
 
         Args:
-          step: number of training steps of the run so far.
-          state: train state to evaluate.
           go_on: function that is called before each batch. If it returns False, nothing is written,
             and the result is None.
           splits: splits to evaluate. Empty: the split for model selection, and in the run's last
@@ -100,10 +95,12 @@ class PeriodicEvaluation:
         """
         last = step == self._parts.steps if last is None else last
         evaluated = self._parts.program.evaluated(state)
-        splits = splits or [*dict.fromkeys([self._chosen_by] + ["test"] * last)]
-        figures = self._figures(splits, evaluated, go_on)
-        if figures is None:
-            return None
+        splits = splits or [*dict.fromkeys([self.chosen_by] + ["test"] * last)]
+        figures: Figures = {}
+        for split in splits:
+            if (of_split := self._evaluate(split, evaluated, go_on)) is None:
+                return None
+            figures[split] = of_split
         row = self._suites(evaluated.params, evaluated.objective_params, step, last, go_on)
         if row is None:
             return None
@@ -120,65 +117,47 @@ class PeriodicEvaluation:
             self._draw(step, evaluated)
         return figures
 
-    def _figures(
-        self, splits: Sequence[str], evaluated: Evaluated, go_on: Callable[[], bool]
-    ) -> Figures | None:
-        """Evaluates the splits and returns their metrics; None if `go_on` returns False."""
-        figures = {}
-        for split in splits:
-            if (of_split := self._evaluate(split, evaluated, go_on)) is None:
-                return None
-            figures[split] = of_split
-        return figures
-
     def _write(self, step: int, figures: Figures, row: dict[str, float], kept: int | None) -> None:
-        """Writes metrics to `metrics.jsonl`, and the predictions for the last evaluated split.
-
-        Args:
-          step: number of training steps of the run so far.
-          figures: metrics of the evaluation by split.
-          row: metrics of evaluation suites.
-          kept: the step of the evaluated parameters, if it differs from `step`.
-        """
+        """Writes metrics of `step` or `kept`, and the predictions of the last evaluated split."""
         if not self._writer:
             return
         kept_step = {} if kept is None else {"kept/step": kept}
-        self._writer.write(step, by_name(figures, "/") | row | kept_step)
+        self._writer.write(step, _by_name(figures) | row | kept_step)
         if predictions := self._evaluate.predictions([*figures][-1], step):
             keep(self.workdir, predictions)
         if retrievals := self._evaluate.retrievals([*figures][-1], step):
             keep_retrievals(self.workdir, retrievals)
 
     def _write_page(self, outputs: Outputs) -> None:
-        """Writes the page with a suite's pictures for one data set.
-
-        Only the process that writes the run's files writes the page.
-        """
+        """Writes a suite's page, in the process that writes the run's files."""
         if self._writer:
             write_suite_page(self.workdir, outputs)
 
     def _add_knn(self, figures: Figures, row: dict[str, float]) -> None:
-        """Adds the metric for model selection to `figures`: the mean accuracy of all k-NN suites.
-
-        Args:
-          figures: metrics of the evaluation by split. The mean accuracy is added to the metrics of
-            the split for model selection.
-          row: metrics of evaluation suites.
-        """
+        """Adds the metric for model selection to `figures`: the mean accuracy of k-NN suites."""
         accuracies = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
-        if self._parts.config.auto == "pretrain" and accuracies and self._chosen_by in figures:
-            figures[self._chosen_by][KNN] = sum(accuracies) / len(accuracies)
+        if self._parts.config.auto == "pretrain" and accuracies and self.chosen_by in figures:
+            figures[self.chosen_by][KNN] = sum(accuracies) / len(accuracies)
 
     def in_words(self, figures: Figures) -> list[str]:
         """Returns an evaluation in words: a phrase for each split, for a log line."""
-        return in_words(figures, self._evaluate.metrics, self._unequal)
+        lines = []
+        for split, found in figures.items():
+            # Metrics that are only computed in training are not in `found`. They are skipped.
+            formats = {name: form for name, form in sorted(self._evaluate.metrics.items())}
+            if split in self._unequal:
+                formats |= CLASS_FIGURES
+            parts = [
+                f"{split} {metric_in_words(name)} {in_format(found[name], form)}"
+                for name, form in formats.items()
+                if name in found
+            ]
+            parts.append(f"{split} loss {found['loss']:.4f} ({found['images']:.0f} images)")
+            lines.append(" | ".join(parts))
+        return lines
 
     def _never_predicted(self, split: str) -> str | None:
-        """Returns a note on classes that the last evaluation never predicted; None: no such class.
-
-        Args:
-          split: name of the split of the last evaluation.
-        """
+        """Returns a note on classes that the last evaluation never predicted, if there are any."""
         counts, names = self._evaluate.counts(), self._parts.splits.train.class_names
         if counts is None or not len(never := counts.never_predicted):
             return None
@@ -189,11 +168,7 @@ class PeriodicEvaluation:
         return f"note: never predicted in the {SPOKEN[split]} images: {shown}{more}"
 
     def last_report(self, state: State) -> Callable[[], Path]:
-        """Computes the pictures of the final report; all processes must call this.
-
-        Returns:
-          A function that writes the report. Only the leader (process 0) calls it.
-        """
+        """Computes the report in all processes; returns a function that writes it in one."""
         params, program = self._parts.program.evaluated(state).params, self._parts.program
         step = int(state["step"])  # With early stopping it is less than `Parts.steps`.
         seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())
@@ -211,24 +186,21 @@ class PeriodicEvaluation:
         return write
 
     def saved(self, figures: Figures) -> dict[str, float]:
-        """Returns the metrics to save with a checkpoint.
-
-        Metrics of the split for model selection have no prefix, such as `accuracy`.
-        """
-        others = {split: values for split, values in figures.items() if split != self._chosen_by}
-        return figures[self._chosen_by] | by_name(others, "/")
+        """Returns the metrics to save; those of the split for model selection have no prefix."""
+        others = {split: values for split, values in figures.items() if split != self.chosen_by}
+        return figures[self.chosen_by] | _by_name(others)
 
     def restored(self, saved: dict[str, float] | None) -> Figures | None:
         """Converts metrics saved with a checkpoint to metrics by split; the inverse of `saved`."""
         figures = {}
         for name, value in (saved or {}).items():
             split, _, figure = name.rpartition("/")
-            figures.setdefault(split or self._chosen_by, {})[figure] = value
+            figures.setdefault(split or self.chosen_by, {})[figure] = value
         return figures or None
 
     def _draw(self, step: int, evaluated: Evaluated) -> None:
         """Writes the objective's picture of this step and, except at the last step, a report."""
-        images = self._evaluate.pictures(self._chosen_by, evaluated)
+        images = self._evaluate.pictures(self.chosen_by, evaluated)
         if jax.process_index() != 0:
             return
         file = self.workdir / RECONSTRUCTIONS / f"{step}.png"
@@ -241,29 +213,13 @@ class PeriodicEvaluation:
             write_report(self.workdir)
 
 
-def by_name(figures: Figures, between: str) -> dict[str, float]:
-    """Returns the metrics of all splits in one dict, such as `test/accuracy`.
-
-    Args:
-      figures: metrics by split.
-      between: separator of the split's and the metric's name, such as `/`.
-    """
-    return {
-        f"{split}{between}{name}": value
-        for split, found in figures.items()
-        for name, value in found.items()
-    }
+def _by_name(figures: Figures) -> dict[str, float]:
+    """Returns the metrics of all splits in one dict, such as `test/accuracy`."""
+    return {f"{split}/{name}": x for split, found in figures.items() for name, x in found.items()}
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns lines that compare metrics before and after self-supervised training.
-
-    The metrics are the k-NN accuracies, and the share of images whose two large views match
-    (`views_matched`).
-
-    Args:
-      rows: rows of `metrics.jsonl`, in the order of their steps.
-    """
+    """Returns lines that compare `metrics.jsonl` before and after self-supervised training."""
     first = next((row for row in rows if row["step"] == 0), {})
     last = next((row for row in reversed(rows) if "test/loss" in row), {})
     lines = []
@@ -273,28 +229,4 @@ def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
             start = next(start for start in parts if key.startswith(start))
             name = parts[start] + key.removeprefix(start).replace("_", " ")
             lines.append(f"{name}: {first[key]:.2%} before, {last[key]:.2%} after")
-    return lines
-
-
-def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str] = ()) -> list[str]:
-    """Returns an evaluation in words: a phrase for each split, for a log line.
-
-    Args:
-      figures: metrics by split.
-      metrics: formats of the objective's metrics, by name.
-      unequal: names of imbalanced splits. Their phrases include metrics that weight all classes
-        equally.
-    """
-    lines = []
-    for split, found in figures.items():
-        # Metrics that are only computed in training are not in `found`. They are skipped.
-        formats = {name: metrics[name] for name in sorted(metrics) if name in found}
-        if split in unequal:
-            formats |= {name: format for name, format in CLASS_FIGURES.items() if name in found}
-        parts = [
-            f"{split} {metric_in_words(name)} {in_format(found[name], format)}"
-            for name, format in formats.items()
-        ]
-        parts.append(f"{split} loss {found['loss']:.4f} ({found['images']:.0f} images)")
-        lines.append(" | ".join(parts))
     return lines

@@ -2,8 +2,9 @@
 
 import secrets
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,25 +22,19 @@ def metric_in_words(name: str) -> str:
 
 
 class Predictions(NamedTuple):
-    """Predictions for the readable images of a split, in the order of the split.
-
-    Attributes:
-      numbers: indices of the images in the split, `[images]`.
-      labels: true classes of each image, `[images, most]`. The width `most` is the largest number
-        of classes of an image. Images with fewer classes are padded with -1.
-      answer: the most probable class of each image, `[images]`.
-      probability: probability of the most probable class, `[images]`.
-      shown: indices of the images that the report shows, `[shown]`.
-      images: pixels of the images in `shown`, uint8 `[shown, height, width, channels]`.
-    """
+    """Predictions for the readable images of a split, in the order of the split."""
 
     split: str
     step: int
-    numbers: np.ndarray
+    numbers: np.ndarray  # Indices of the images in the split, `[images]`.
+    # True classes of each image, `[images, most]`. The width `most` is the largest number of
+    # classes of an image. Images with fewer classes are padded with -1.
     labels: np.ndarray
-    answer: np.ndarray
-    probability: np.ndarray
+    answer: np.ndarray  # The most probable class of each image, `[images]`.
+    probability: np.ndarray  # Probability of the most probable class, `[images]`.
+    # Indices of the images that the report shows, `[shown]`.
     shown: np.ndarray = np.zeros(0, np.int32)
+    # Pixels of the images in `shown`, uint8 `[shown, height, width, channels]`.
     images: np.ndarray = np.zeros((0, 1, 1, 3), np.uint8)
 
     @property
@@ -49,10 +44,7 @@ class Predictions(NamedTuple):
 
     @property
     def mistakes(self) -> np.ndarray:
-        """Indices of the wrongly predicted images in arrays such as `labels`.
-
-        The most confident predictions come first. Images without a label are skipped.
-        """
+        """Indices of wrongly predicted images with labels, the most confident first."""
         wrong = np.flatnonzero(~self.right & (self.labels >= 0).any(axis=1))
         return wrong[np.argsort(-self.probability[wrong], kind="stable")]
 
@@ -63,17 +55,11 @@ class Predictions(NamedTuple):
 
 
 class ClassCounts(NamedTuple):
-    """Numbers of images by class, each int `[classes]`.
+    """Numbers of images by class, each int `[classes]`."""
 
-    Attributes:
-      images: number of images with this class as the label.
-      answers: number of images with this class as the prediction.
-      right: number of images with this class as both label and prediction.
-    """
-
-    images: np.ndarray
-    answers: np.ndarray
-    right: np.ndarray
+    images: np.ndarray  # Number of images with this class as the label.
+    answers: np.ndarray  # Number of images with this class as the prediction.
+    right: np.ndarray  # Number of images with this class as both label and prediction.
 
     @property
     def recall(self) -> np.ndarray:
@@ -105,31 +91,35 @@ def to_show(predictions: Predictions) -> np.ndarray:
 
 def keep(workdir: Path, predictions: Predictions) -> None:
     """Writes predictions into the workdir atomically, in place of earlier predictions."""
-    temporary = workdir / f"{PREDICTIONS}.{secrets.token_hex(4)}.tmp"
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **predictions._asdict())
-    temporary.replace(workdir / PREDICTIONS)
+    write_arrays(workdir / PREDICTIONS, predictions._asdict())
 
 
 def kept(workdir: Path) -> Predictions | None:
     """Reads the predictions that `keep` wrote to a workdir; None if they are missing or damaged."""
+    found = read_arrays(workdir / PREDICTIONS, Predictions._fields)
+    return Predictions(**found) if found else None
+
+
+def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes arrays, numbers and texts to an `.npz` file atomically."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, **values)
+    temporary.replace(path)
+
+
+def read_arrays(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
+    """Reads values of a file of `write_arrays`; None if the file is missing or damaged."""
     try:
-        with np.load(workdir / PREDICTIONS) as file:
-            found = Predictions(**{name: file[name] for name in Predictions._fields})
+        with np.load(path) as file:
+            values = {name: file[name] for name in names}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
         return None
-    return found._replace(split=str(found.split), step=int(found.step))
+    return {name: x if x.ndim else x.item() for name, x in values.items()}
 
 
 def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
-    """Counts the confusions: pairs of a true class and a wrongly predicted class.
-
-    Args:
-      predictions: predictions for images that have one class each.
-
-    Returns:
-      Pairs `[pairs, 2]` and the number of images of each pair `[pairs]`, the most frequent first.
-    """
+    """Returns pairs of a true and a wrong class, `[pairs, 2]`, and counts in descending order."""
     wrong = predictions.mistakes
     pairs = np.stack([predictions.labels[wrong].max(axis=1), predictions.answer[wrong]], axis=1)
     pairs, counts = np.unique(pairs, axis=0, return_counts=True)

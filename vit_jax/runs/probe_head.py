@@ -15,15 +15,7 @@ from vit_jax.runs.evaluator import test_crop
 
 
 def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> dict:
-    """Returns the initial parameters with the head replaced by a linear probe.
-
-    The features of the training images are computed once, with the evaluation transform. Then the
-    probe is fitted to these features.
-
-    Args:
-      parts: data, model, objective and step of the run.
-      params: parameters of the model, nested, on the host.
-      log: callback for lines on progress, unreadable images and the fitted probe.
+    """Returns the initial parameters, nested, with the head replaced by a linear probe.
 
     Raises:
       UserError: the model does not have exactly one head, or an image does not have exactly one
@@ -58,10 +50,7 @@ def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> d
 
 
 def _groups(parts: Parts) -> np.ndarray | None:
-    """Returns the group of each training image, `[images]`, for cross-validation of the probe.
-
-    The result is None if the config has no groups, or if the training split is not a slice.
-    """
+    """Returns each training image's group, `[images]`; None: no groups, or not a slice."""
     source, given = parts.splits.train, parts.overrides.groups
     named = parts.config.data.groups if given is None else given
     if named is None or not isinstance(source, Subset):

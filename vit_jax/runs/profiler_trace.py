@@ -7,12 +7,7 @@ import jax
 
 
 class Trace:
-    """Context manager that writes a profiler trace of a range of steps.
-
-    Args:
-      steps: the steps to trace; None: no trace.
-      folder: folder of the trace. Every process writes the trace of its own devices into it.
-    """
+    """Context manager that writes a profiler trace of some steps (None: no trace) to a folder."""
 
     def __init__(self, steps: range | None, folder: Path, log: Callable[[str], None]):
         self._steps, self._folder, self._log = steps or (), folder, log

@@ -44,18 +44,7 @@ def check_sweep(config: RunOptions) -> None:
 
 
 def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
-    """Returns the runs that compare learning rates, by learning rate.
-
-    These runs read no test images.
-
-    Args:
-      config: config of the sweep.
-      folder: folder of the sweep.
-      flags: flags that all runs have.
-
-    Raises:
-      UserError: the splits share images.
-    """
+    """Returns the runs that compare rates, by rate; raises UserError if splits share images."""
     held_out = _held_out_values(config)
     rates = dict.fromkeys(config.sweep.rates)
     if config.sweep.resnet_rates and has_resnet(config):
@@ -71,11 +60,7 @@ def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[
 def seed_jobs(
     config: RunOptions, folder: Path, flags: tuple[str, ...], rate: float
 ) -> dict[int, Job]:
-    """Returns the runs at the best learning rate, by seed.
-
-    These runs are trained on all training images, and evaluated on the test images only at their
-    end.
-    """
+    """Returns the runs at the best learning rate, on all training images, by seed."""
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
         seed: changed(folder / f"seed-{seed}", flags, values | {"seed": seed})
@@ -116,20 +101,11 @@ def held_out_config(config: RunOptions) -> RunOptions:
 
 def _held_out_values(config: RunOptions) -> dict[str, Any]:
     train_split, dev_split = held_out_splits(config)
-    return {
-        "data.train_split": train_split,
-        "data.test_split": dev_split,
-        "data.dev_split": None,
-    }
+    return {"data.train_split": train_split, "data.test_split": dev_split, "data.dev_split": None}
 
 
 def check_data(jobs: Collection[Job], config: RunOptions) -> None:
-    """Raises UserError if a run was started with other data than the config has now.
-
-    Args:
-      jobs: the runs.
-      config: the config with the splits of these runs.
-    """
+    """Raises UserError if a run was started with other data than the config's splits have now."""
     begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
     if not begun or config.data.changed == "accepted":
         return
@@ -143,11 +119,7 @@ def check_data(jobs: Collection[Job], config: RunOptions) -> None:
 
 
 def open_held_out(config: RunOptions) -> None:
-    """Opens the two splits of `held_out_splits`, to detect errors before any run starts.
-
-    Raises:
-      UserError: a split cannot be opened.
-    """
+    """Opens the splits of `held_out_splits`, to raise a UserError before any run starts."""
     splits = open_splits(held_out_config(config))
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
         for line in lacking(name, source):
@@ -163,9 +135,6 @@ def check_begun(jobs: Collection[Job]) -> None:
 
 def best_rate(outcomes: dict[float, Outcome]) -> float:
     """Prints and returns the learning rate with the highest accuracy, the first of equal ones.
-
-    Args:
-      outcomes: outcomes of the runs, by learning rate.
 
     Raises:
       UserError: a run is not finished, or all runs have failed.
@@ -189,10 +158,7 @@ def best_rate(outcomes: dict[float, Outcome]) -> float:
 
 
 def check_seeds(seeds: dict[int, Job], rate: float) -> None:
-    """Raises UserError if a seed's run was trained with another learning rate than the best one.
-
-    This happens if the user adds learning rates to a finished sweep, and one of them is better.
-    """
+    """Raises UserError if a seed's run was trained with another rate than the best one now."""
     for job in seeds.values():
         file = job.workdir / CONFIG
         if file.exists():
@@ -205,22 +171,12 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
 
 
 def changed(path: Path, flags: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """Returns a training run, not started yet, whose config differs in the given values.
-
-    Args:
-      path: workdir of the run.
-      flags: command-line flags of the run.
-      values: the changed config values by dotted key, such as `optimizer.learning_rate`.
-    """
+    """Returns a training run, not started yet, with config values, by dotted key, that differ."""
     return Job(path, (*flags, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
 def claim(folder: Path, config: RunOptions) -> None:
-    """Writes the sweep's config into `folder`, or checks that the folder belongs to this sweep.
-
-    Raises:
-      UserError: the folder belongs to another sweep, or contains other files.
-    """
+    """Writes the sweep's config into `folder`; raises UserError if it is another sweep's."""
     file = folder / SWEEP
     if file.exists():
         saved = from_json(file.read_text()).sweep
@@ -259,17 +215,12 @@ def write(
         lines.append(f"| **test, mean of {len(tests)}** | {best:g} | | **{mean}** |")
     text = "\n".join(lines)
     (folder / "results.md").write_text(text + "\n")
-    (folder / "results.json").write_text(
-        json.dumps(
-            {
-                "rates": {f"{rate:g}": as_json(result) for rate, result in rates.items()},
-                "best_rate": best,
-                "seeds": {str(seed): as_json(result) for seed, result in seeds.items()},
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+    results = {
+        "rates": {f"{rate:g}": as_json(result) for rate, result in rates.items()},
+        "best_rate": best,
+        "seeds": {str(seed): as_json(result) for seed, result in seeds.items()},
+    }
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     draw(folder / "results.png", rates, best, tests)
     print(f"\n{text}\n\n{folder / 'results.md'}, results.json, results.png")
 
@@ -287,14 +238,7 @@ def cells(result: Outcome) -> str:
 
 
 def draw(path: Path, rates: dict[float, Outcome], best: float, tests: list[float]) -> None:
-    """Draws the accuracy over the learning rate, and saves the figure at `path`.
-
-    Args:
-      path: file to write.
-      rates: results by learning rate.
-      best: the best learning rate.
-      tests: test accuracies of the runs at the best learning rate.
-    """
+    """Draws held-out accuracies by learning rate and test accuracies at the best one into a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.4), layout="constrained")

@@ -119,9 +119,6 @@ def reconstruction_picture(images: np.ndarray) -> bytes:
 
     For masked image modelling, the two pictures are the image without masked patches, and the
     prediction. For other objectives, they are target and prediction.
-
-    Args:
-      images: result of `Evaluator.pictures`.
     """
     times = max(1, LEAST_SIDE // images.shape[2])
     large = images.repeat(times, axis=2).repeat(times, axis=3)

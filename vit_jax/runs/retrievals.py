@@ -1,7 +1,5 @@
 """Image retrieval in a report: captions of an evaluation, each with its most similar images."""
 
-import secrets
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +8,7 @@ import numpy as np
 
 from vit_jax.inspection.page_images import SMALL, image_address
 from vit_jax.models.retrieval import Paired
+from vit_jax.runs.predictions import read_arrays, write_arrays
 
 RETRIEVALS = "retrievals.npz"
 MOST_MISTAKES, MOST_SAMPLES = 12, 6  # Maximum numbers of mistakes, and of captions in the sample.
@@ -22,39 +21,29 @@ class Retrievals(NamedTuple):
     For each caption, the images of the split are ranked by similarity. A mistake is a caption whose
     most similar image is wrong. The mistakes come first, those with the worst ranks at the start. A
     sample of all captions of the split follows.
-
-    Attributes:
-      total: number of distinct captions of the split.
-      total_images: number of images of the split.
-      wrong: number of mistakes in the whole split.
-      mistakes: number of mistakes at the start of `captions`.
-      captions: texts, `[captions]`.
-      ranks: rank of each caption's correct image, counted from 1, `[captions]`. If several images
-        are correct, it is the rank of the most similar one.
-      right: index in the split of the correct image whose rank is in `ranks`, `[captions]`.
-      found: indices in the split of each caption's most similar images, `[captions, most]`, the
-        most similar first.
-      found_right: True if the image in `found` is correct, `[captions, most]`.
-      similarities: cosine similarity of each caption to the image in `right`, followed by its
-        similarities to the images in `found`, `[captions, 1 + most]`.
-      shown: indices of the stored images, `[shown]`.
-      images: pixels of the stored images, uint8 `[shown, height, width, 3]`.
     """
 
     split: str
     step: int
-    total: int
-    total_images: int
-    wrong: int
-    mistakes: int
-    captions: np.ndarray
+    total: int  # Number of distinct captions of the split.
+    total_images: int  # Number of images of the split.
+    wrong: int  # Number of mistakes in the whole split.
+    mistakes: int  # Number of mistakes at the start of `captions`.
+    captions: np.ndarray  # Texts, `[captions]`.
+    # Rank of each caption's correct image, counted from 1, `[captions]`. If several images are
+    # correct, it is the rank of the most similar one.
     ranks: np.ndarray
+    # Index in the split of the correct image whose rank is in `ranks`, `[captions]`.
     right: np.ndarray
+    # Indices in the split of each caption's most similar images, `[captions, most]`, the most
+    # similar first.
     found: np.ndarray
-    found_right: np.ndarray
+    found_right: np.ndarray  # True if the image in `found` is correct, `[captions, most]`.
+    # Cosine similarity of each caption to the image in `right`, followed by its similarities to the
+    # images in `found`, `[captions, 1 + most]`.
     similarities: np.ndarray
-    shown: np.ndarray
-    images: np.ndarray
+    shown: np.ndarray  # Indices of the stored images, `[shown]`.
+    images: np.ndarray  # Pixels of the stored images, uint8 `[shown, height, width, 3]`.
 
 
 def retrievals_of(
@@ -72,8 +61,6 @@ def retrievals_of(
       numbers: index of each image in the split, `[images]`.
       caption: function from an index in `paired.texts` to the caption's text.
       read: function from indices of images to their pixels, uint8 `[images, height, width, 3]`.
-      split: name of the split.
-      step: step of the evaluation.
     """
     ranks = paired.ranks_of_texts()
     wrong = np.flatnonzero(ranks)
@@ -108,20 +95,13 @@ def retrievals_of(
 
 def keep_retrievals(workdir: Path, retrievals: Retrievals) -> None:
     """Writes `retrievals` into the workdir atomically. Earlier retrievals are replaced."""
-    temporary = workdir / f"{RETRIEVALS}.{secrets.token_hex(4)}.tmp"
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **retrievals._asdict())
-    temporary.replace(workdir / RETRIEVALS)
+    write_arrays(workdir / RETRIEVALS, retrievals._asdict())
 
 
 def kept_retrievals(workdir: Path) -> Retrievals | None:
     """Reads the retrievals that an evaluation saved in a workdir; None if missing or damaged."""
-    try:
-        with np.load(workdir / RETRIEVALS, allow_pickle=False) as file:
-            values = {name: file[name] for name in Retrievals._fields}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
-        return None
-    return Retrievals(**{name: x if x.ndim else x.item() for name, x in values.items()})
+    found = read_arrays(workdir / RETRIEVALS, Retrievals._fields)
+    return Retrievals(**found) if found else None
 
 
 class Thumbnail(NamedTuple):

@@ -68,22 +68,18 @@ CURVES = (
 
 
 class RunFiles(NamedTuple):
-    """The files of a run's workdir.
-
-    Attributes:
-      rows: rows of `metrics.jsonl`.
-      predictions: predictions of the last evaluation; None: no labels, or no evaluation yet.
-      retrievals: captions of the last evaluation with their most similar images; None: no captions,
-        or no evaluation yet.
-      worst: the worst images of the last evaluation, as variables of the template `segments.html`;
-        None: the objective has no metric of single images, or no evaluation yet.
-    """
+    """The files of a run's workdir."""
 
     workdir: Path
     saved: SavedRun
-    rows: list[dict]
+    rows: list[dict]  # Rows of `metrics.jsonl`.
+    # Predictions of the last evaluation; None: no labels, or no evaluation yet.
     predictions: Predictions | None
+    # Captions of the last evaluation with their most similar images; None: no captions, or no
+    # evaluation yet.
     retrievals: Retrievals | None = None
+    # The worst images of the last evaluation, as variables of the template `segments.html`; None:
+    # the objective has no metric of single images, or no evaluation yet.
     worst: dict[str, Any] | None = None
 
     @property
@@ -149,11 +145,7 @@ class RunFiles(NamedTuple):
 
 
 def read_run(workdir: Path) -> RunFiles:
-    """Reads the files of a workdir for its report. A run may write them at the same time.
-
-    Raises:
-      UserError: the workdir contains no run, or the run's files are damaged.
-    """
+    """Reads a run's files, which it may write meanwhile; raises UserError if they are damaged."""
     saved = saved_run(workdir)
     if saved is None:
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}")
@@ -194,12 +186,7 @@ def _named(source: str, path: str) -> str:
 
 
 def run_page(run: RunFiles, live: bool = False) -> str:
-    """Returns the report as HTML.
-
-    Args:
-      run: the files of the run.
-      live: True: the page reloads itself until the run is finished.
-    """
+    """Returns the report as HTML; `live`: it reloads itself until the run is finished."""
     manifest = run.saved.manifest
     drawn = kept_pictures(run.workdir / RECONSTRUCTIONS)
     return render(
@@ -227,10 +214,7 @@ def run_page(run: RunFiles, live: bool = False) -> str:
 
 
 def _head(run: RunFiles) -> dict[str, str]:
-    """Returns the last evaluation's metrics and the run's progress, as texts by label.
-
-    Examples of labels are `test accuracy` and, for the progress, `now at`.
-    """
+    """Returns the last evaluation's metrics and the run's progress, as texts by label."""
     steps = run.saved.manifest["steps"]
     far = f"{run.step:,} steps" if run.finished else f"step {run.step:,} of {steps:,}"
     if not run.figures:
@@ -246,10 +230,7 @@ def _head(run: RunFiles) -> dict[str, str]:
 
 
 def _figures_in_words(run: RunFiles) -> dict[str, str]:
-    """Returns the metrics of the last evaluation and of the linear probe, as texts by label.
-
-    An example of a label is `test accuracy`.
-    """
+    """Returns the metrics of the last evaluation and of the linear probe, as texts by label."""
     rows = {}
     for key, value in run.figures.items():
         split, _, name = key.partition("/")
@@ -268,8 +249,6 @@ def figure(
     """Formats a metric. For an accuracy, the standard error over the images is added.
 
     Args:
-      key: name of the metric.
-      value: value of the metric.
       formats: formats of the metrics (`share` or `number`), by name.
       figures: all metrics, among them the number of images.
     """
@@ -287,7 +266,7 @@ def figure(
 def curves(rows: Sequence[dict]) -> list[str]:
     """Draws all metrics over the steps; returns an SVG for each panel."""
     drawn = []
-    for title, lines, scale in (*CURVES, *_curves_of_suites(rows)):
+    for title, lines, scale in panels_of(rows):
         points = {name: points_of(rows, key, scale) for key, name in lines.items()}
         if any(points.values()):
             marked = [name for name in points if name not in ("", "training")]
@@ -296,38 +275,21 @@ def curves(rows: Sequence[dict]) -> list[str]:
 
 
 def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[float, float]]:
-    """Returns the points (step, value) of a metric. Rows without a finite value are skipped.
-
-    Args:
-      rows: rows of `metrics.jsonl`.
-      key: key of the metric.
-      scale: factor by which values are multiplied.
-    """
+    """Returns the finite points (step, scale * value) of a metric."""
     return [(row["step"], scale * row[key]) for row in rows if row.get(key) is not None]
 
 
-def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
-    """Returns a panel of curves for each evaluation suite.
-
-    For example, the metric `knn/pets/20` is the line `pets/20` in the panel of k-NN.
-    """
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return [
-        (
-            f"{suite.title}, %",
-            {key: key.removeprefix(f"{name}/") for key in keys if key.startswith(f"{name}/")},
-            100,
-        )
-        for name, suite in SUITES.items()
-    ]
+def panels_of(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
+    """Returns the panels of curves: those of `CURVES`, and one for each evaluation suite."""
+    keys, panels = dict.fromkeys(key for row in rows for key in row), [*CURVES]
+    for name, suite in SUITES.items():
+        lines = {key: key.removeprefix(f"{name}/") for key in keys if key.startswith(f"{name}/")}
+        panels.append((f"{suite.title}, %", lines, 100))
+    return panels
 
 
 def _why_no_answers(run: RunFiles) -> str:
-    """Returns the reason why the report of an evaluated run shows no predictions.
-
-    The text is empty if there was no evaluation yet, or if the report shows other results of the
-    evaluation, such as retrieved images.
-    """
+    """Returns why the report of an evaluated run shows no predictions; empty: it shows others."""
     if not run.figures or run.retrievals or run.worst:
         return ""
     return (
@@ -346,10 +308,7 @@ def _seen(folder: Path) -> dict[str, str]:
 
 
 def numbers_of(run: RunFiles) -> dict[str, str]:
-    """Returns the run's time, speed, model size, data size and FLOPs, as texts by label.
-
-    For example, the label `speed` has a text with the images per second.
-    """
+    """Returns the run's time, speed, model size, data size and FLOPs, as texts by label."""
     saved, manifest = run.saved, run.saved.manifest
     lines = {}
     if seconds := run.seconds:
@@ -384,10 +343,7 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
 
 
 def provenance(saved: SavedRun) -> dict[str, str]:
-    """Returns the run's data, checkpoint, devices, code and versions, as texts by label.
-
-    For example, the label `devices` has a text with the devices and the number of processes.
-    """
+    """Returns the run's data, checkpoint, devices, code and versions, as texts by label."""
     config, manifest = saved.config, saved.manifest
     data = config.data
     lines = {"from": ", ".join(data.parts) if data.parts else f"{data.source} {data.path}".strip()}
@@ -405,10 +361,7 @@ def provenance(saved: SavedRun) -> dict[str, str]:
 
 
 def short_commit(manifest: dict) -> str:
-    """Returns the first digits of the code's commit; empty: the commit is unknown.
-
-    If files of the checkout differed from the commit, `, changed` is appended.
-    """
+    """Returns the commit's first digits, with `, changed` for changed files; empty: unknown."""
     commit, comma, changed = manifest.get("commit", "").partition(",")
     return commit[:12] + comma + changed
 

@@ -8,7 +8,6 @@ from clu import parameter_overview
 from vit_jax.data.class_names import shortened
 from vit_jax.data.pipeline import decoders
 from vit_jax.data.sources.folder_rules import in_words
-from vit_jax.options.run import RunOptions
 from vit_jax.runs.assemble import Parts, learned_classes
 from vit_jax.runs.splits import SPOKEN, Splits
 from vit_jax.training.lora import objective_weights
@@ -25,13 +24,17 @@ def describe(parts: Parts, manifest: dict) -> str:
     of_objective = [config.objective.name, objective_of(config.objective.name).summary(config)]
     if objective_count:
         of_objective.append(f"{objective_count:,} parameters of its own")
+    workers, threads = decoders(
+        config.data.workers, config.data.threads, manifest["images"]["train"]
+    )
     return "\n".join(
         [
             f"model    {origin.name}, {config.data.image_size} pixels, {config.model.dtype}, "
             f"{parameters:,} parameters",
             *(f"from     {line}" for line in origin.notes),
             *_of_data(parts, manifest),
-            f"decodes  {_decoders(config, manifest['images']['train'])}",
+            f"decodes  {f'{workers} processes of' if workers else 'this process,'} "
+            f"{threads} thread(s)",
             f"trains   {', '.join(filter(None, of_objective))}",
             *(f"frozen   {line}" for line in (parts.frozen.notes if parts.frozen else ())),
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
@@ -58,18 +61,9 @@ def _of_data(parts: Parts, manifest: dict) -> list[str]:
 
 
 def unused(splits: Splits) -> list[str]:
-    """Describes the skipped files of each split: their numbers and the reasons.
-
-    Slices of the same folder have the same skipped files, and share a line.
-    """
+    """Describes the skipped files of each split. Slices of the same folder share a line."""
     names: dict[str, list[str]] = {}
     for name, source in splits.named.items():
         if source.left_out:
             names.setdefault(in_words(source.left_out), []).append(SPOKEN[name])
     return [f"{' and '.join(spoken)}: {counts}" for counts, spoken in names.items()]
-
-
-def _decoders(config: RunOptions, images: int) -> str:
-    """Describes the number of processes and threads that decode training images."""
-    workers, threads = decoders(config.data.workers, config.data.threads, images)
-    return f"{f'{workers} processes of' if workers else 'this process,'} {threads} thread(s)"

@@ -20,17 +20,12 @@ SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
 
 
 class Splits(NamedTuple):
-    """The opened data splits of a run.
+    """The opened data splits of a run."""
 
-    Attributes:
-      train: split to train on.
-      test: split for the final evaluation.
-      dev: split for evaluations during training and for model selection; None: `test` is used.
-    """
-
-    train: Source
+    train: Source  # Split to train on.
+    # Split for evaluations during training and for model selection; None: `test` is used.
     dev: Source | None
-    test: Source
+    test: Source  # Split for the final evaluation.
 
     @property
     def named(self) -> dict[str, Source]:
@@ -49,7 +44,6 @@ def open_splits(
     """Opens the splits of a config. All splits have the class indices of the training split.
 
     Args:
-      config: config of the run.
       data: API override: a data set by split, in place of the config's data set.
       groups: API override: the group of each example of `train`, in place of
         `config.data.groups`.
@@ -97,13 +91,7 @@ def open_splits(
 
 
 def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
-    """Returns True if two splits of the config's data share images; False for synthetic data.
-
-    Args:
-      config: config of the run.
-      train: the opened training split.
-      one, other: names of the two options, such as `train_split` and `dev_split`.
-    """
+    """Returns True if two splits, named by options, share images; False for synthetic data."""
     if SOURCES[config.data.source].made_up:
         return False
     images = len(train.source) if isinstance(train, Subset) else MANY
@@ -111,13 +99,7 @@ def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
 
 
 def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) -> list[str]:
-    """Returns notes on unexpected properties of a run's splits.
-
-    Args:
-      config: config of the run.
-      splits: the opened splits.
-      groups: API override: the group of each example of `train`.
-    """
+    """Returns notes on unexpected properties of splits; `groups`: API override for `train`."""
     lines = [
         line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)
     ]

@@ -9,14 +9,7 @@ import numpy as np
 from vit_jax.data.decode import Unreadable, decode
 from vit_jax.data.fields import BOXES, DEPTH, MASK
 from vit_jax.data.preprocess import sides
-from vit_jax.evaluation.suite import (
-    Classified,
-    Detected,
-    Matched,
-    Outputs,
-    Ranged,
-    Segmented,
-)
+from vit_jax.evaluation.suite import Classified, Detected, Matched, Outputs, Ranged, Segmented
 from vit_jax.inspection.class_maps import Segments
 from vit_jax.inspection.html_page import render, write_text
 from vit_jax.inspection.page_images import image_address
@@ -66,10 +59,7 @@ def write_suite_page(folder: Path, outputs: Outputs) -> Path:
 
 
 def _segments(outputs: Segmented) -> dict[str, Any]:
-    """Returns the variables of `segments.html` for masks.
-
-    Each image is drawn twice, overlaid with its true and with its predicted mask.
-    """
+    """Returns the variables of `segments.html`: images with true and with predicted masks."""
     segments = Segments(outputs.class_names)
     for index, iou, predicted in outputs.shown:
         image, mask = decode(outputs.source[index].image), outputs.source.fields_of(index)[MASK]
@@ -79,10 +69,7 @@ def _segments(outputs: Segmented) -> dict[str, Any]:
 
 
 def _objects(outputs: Detected) -> dict[str, Any]:
-    """Returns the variables of `segments.html` for boxes.
-
-    Each image is drawn twice, with its true and with its predicted boxes.
-    """
+    """Returns the variables of `segments.html`: images with true and with predicted boxes."""
     figures, labels = [], set()
     for index, matches, found in outputs.shown:
         image, true = decode(outputs.source[index].image), outputs.source.fields_of(index)[BOXES]
@@ -106,11 +93,7 @@ def _objects(outputs: Detected) -> dict[str, Any]:
 
 
 def _depths(outputs: Ranged) -> dict[str, Any]:
-    """Returns the variables of `segments.html` for depths.
-
-    Each image is drawn next to its true and its predicted depth. The colour scale spans the range
-    of the image's true depths. Pixels of unknown depth are black.
-    """
+    """Returns the variables of `segments.html`: images with true and predicted depths."""
     figures, (nearest, farthest) = [], outputs.range
     for index, rmse, predicted in outputs.shown:
         image, true = decode(outputs.source[index].image), outputs.source.fields_of(index)[DEPTH]

@@ -70,9 +70,7 @@ class TrainLog:
         self._pending = step, metrics
 
     def check(self, step: int, metrics: dict) -> None:
-        """Logs the number of updates skipped since the last check.
-
-        An update is skipped if its loss or gradient is not finite.
+        """Logs the number of updates skipped since the last check, as they were not finite.
 
         Raises:
           UserError: too many consecutive updates were skipped.
@@ -94,11 +92,7 @@ class TrainLog:
         self._skipped = skipped["total"]
 
     def flush(self) -> None:
-        """Writes the queued metrics, if there are any.
-
-        Raises:
-          UserError: too many consecutive updates were skipped.
-        """
+        """Writes the queued metrics; raises UserError if too many updates were skipped."""
         if self._pending is None:
             return
         (step, sums), self._pending = self._pending, None
@@ -130,13 +124,7 @@ class TrainLog:
     def _row(
         self, step: int, sums: dict, before: tuple[int, float, float]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns a step's row for `metrics.jsonl`, and the metrics' means since the last row.
-
-        Args:
-          step: step of the row.
-          sums: sums of the metrics since the last row.
-          before: the last row's step, and the values that `_clock` returned for that row.
-        """
+        """Returns a row for `metrics.jsonl`, and means, from metrics' sums since the last row."""
         done, seconds = step - before[0], self._clock()[0] - before[1]
         # If the loss was not finite in any step, the means are NaN. NaN is written as null.
         finite = float(sums["steps"]) or float("nan")
@@ -168,43 +156,26 @@ class TrainLog:
         return line
 
     def account(self, step: int) -> None:
-        """Writes the seconds of each kind of work so far to `metrics.jsonl`.
-
-        If the run is resumed, it continues to count from these seconds.
-        """
+        """Writes the seconds of each kind of work, from which a resumed run goes on counting."""
         if self._writer:
             self._writer.write(step, self._ledger.row())
 
     def _clock(self) -> tuple[float, float]:
-        """Returns two durations in seconds: of training, and of all work that repeats during a run.
-
-        The second duration includes evaluations and checkpoints, but not the start of the run.
-        """
+        """Returns seconds of training, and of all repeated work, such as evaluations."""
         row = self._ledger.row()
         training = row["time/train"] + row["time/data"]
         return training, training + row["time/evaluate"] + row["time/save"]
 
 
 class Suspicion:
-    """Detects implausible metrics at the start of a run. Such metrics are a sign of wrong labels.
-
-    Args:
-      classes: number of classes in the training split; 0: there are no labels.
-    """
+    """Detects signs of wrong labels in the first metrics; `classes` is 0 without labels."""
 
     def __init__(self, classes: int):
         self._classes, self._over = classes, False
         self._constant: float | None = None  # The accuracy, if all rows so far have the same.
 
     def remark(self, means: dict[str, float], images: int) -> str | None:
-        """Returns a warning if the loss is 0, or if the accuracy has always been 0 or always 1.
-
-        The result is None if there is no reason for a warning, or if there was a warning before.
-
-        Args:
-          means: means of the metrics since the last row.
-          images: number of images trained on since the first step.
-        """
+        """Returns a warning if the loss is 0, or the accuracy always 0 or 1 in `images` images."""
         if self._over:
             return None
         first, accuracy = self._constant is None, means.get("accuracy")

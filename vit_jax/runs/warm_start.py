@@ -80,11 +80,7 @@ def _read(sources: dict[str, Callable[[], np.ndarray]]) -> dict:
 
 
 def has_resnet(config: RunOptions) -> bool:
-    """Returns True if the model of the config or its checkpoint is a BiT or a hybrid.
-
-    Raises:
-      UserError: the model or the checkpoint does not exist, or the checkpoint is damaged.
-    """
+    """Returns True if the run's model is a BiT or a hybrid; raises UserError if it is unknown."""
     if config.model.name:
         options = model_options(**model_arguments(config), num_classes=0)
     else:
@@ -108,12 +104,6 @@ def find_origin(
     - If the checkpoint's head is kept, its classes are matched with the data's classes by name.
     - Position embeddings are resized to the image size (ViT paper, section 3.2).
 
-    Args:
-      config: config of the run.
-      num_classes: number of the data's classes.
-      model: API override: the model that a program passed.
-      class_names: names of the classes of the run's head, by index.
-
     Raises:
       UserError: the checkpoint does not exist, is damaged or contains another model than the
         config's. Or its head is kept and has other classes than the data.
@@ -133,21 +123,25 @@ def find_origin(
 def _loose_arguments(
     config: RunOptions, named: ImageOptions, checkpoint: Checkpoint
 ) -> dict[str, Any]:
-    """Returns the model arguments in the config that may differ from the checkpoint's arguments.
+    """Returns the model arguments that may differ from the checkpoint's (`Family.loose`).
 
-    Each model family lists the names of these arguments in `Family.loose`.
-
-    Args:
-      config: config of the run.
-      named: all arguments of the model `config.model.name`.
-      checkpoint: the checkpoint.
+    Only arguments that the model name implies are compared. For example, `ViT-B/16` only implies
+    the sizes and the patch size, so it may name a BEiT checkpoint.
 
     Raises:
       UserError: other arguments differ, so the checkpoint contains another model.
     """
     names = family_of(checkpoint.options).loose
     loose = {key: getattr(named, key) for key in names if hasattr(named, key)}
-    _check_name(config, named, checkpoint, replace(checkpoint.options, **loose))
+    options = replace(checkpoint.options, **loose)
+    implied = {key: getattr(named, key) for key in parse_name(config.model.name)[1]}
+    name, same_type = model_name(options), type(named) is type(options)
+    expected = model_name(replace(options, **implied) if same_type else named)
+    if expected != name:
+        raise UserError(
+            f"config.model.name means {expected}, but {config.finetune.checkpoint} is {name}; "
+            "leave it empty to take the checkpoint's"
+        )
     return loose
 
 
@@ -157,14 +151,7 @@ def _checkpoint_origin(
     arguments: dict[str, Any],
     class_names: Sequence[str],
 ) -> Origin:
-    """Returns the warm start from a checkpoint. The checkpoint's model is adapted to the run.
-
-    Args:
-      config: config of the run.
-      checkpoint: the checkpoint.
-      arguments: model arguments that the run sets.
-      class_names: names of the classes of the run's head, by index.
-    """
+    """Returns the warm start from a checkpoint. The checkpoint's model is adapted to the run."""
     kept_head, num_classes = config.finetune.head == "kept", arguments["num_classes"]
     stored = checkpoint.arguments
     if kept_head and stored["num_classes"] != num_classes:
@@ -193,12 +180,7 @@ def _checkpoint_origin(
 
 
 def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[str]:
-    """Returns a note if regularization, such as dropout, differs from the checkpoint's training.
-
-    Args:
-      options: options of the run's model.
-      stored: model arguments that the checkpoint contains.
-    """
+    """Returns a note if regularization, such as dropout, differs from the checkpoint's training."""
     names = sorted(REGULARISATION & stored.keys())
     changed = [name for name in names if getattr(options, name) != stored[name]]
     if not changed:
@@ -208,21 +190,14 @@ def _regularisation_note(options: ImageOptions, stored: dict[str, Any]) -> list[
 
 
 def _training_defaults(options: ImageOptions) -> dict[str, Any]:
-    """Returns the defaults of the model arguments for regularization and the head's initialization.
-
-    A run does not take the values of these arguments from a checkpoint.
-    """
+    """Returns defaults of the model arguments that a run does not take from a checkpoint."""
     declared = options_of(type(options))
     names = REGULARISATION | {"head_bias", "head_std"}
     return {name: declared[name].default for name in names & declared.keys()}
 
 
 def with_objective(
-    origin: Origin,
-    config: RunOptions,
-    params: dict,
-    state: dict,
-    class_names: Sequence[str] = (),
+    origin: Origin, config: RunOptions, params: dict, state: dict, class_names: Sequence[str] = ()
 ) -> Origin:
     """Returns a copy of `origin` that also defines the initial parameters of the objective.
 
@@ -230,11 +205,8 @@ def with_objective(
     `Origin.notes` describes which of the two are used.
 
     Args:
-      origin: the model of the run and its initialization source.
-      config: config of the run.
       params: shapes of the parameters of the run's objective, nested.
       state: shapes of the state of the run's objective, by name.
-      class_names: names of the data's classes, by index.
 
     Raises:
       UserError: the run cannot use the objective's parameters in the checkpoint. Checkpoint and run
@@ -244,11 +216,8 @@ def with_objective(
     """
     if not params or not origin.sources:
         return origin
-    name, stored, kept = (
-        config.objective.name,
-        origin.stored_objective,
-        config.finetune.objective == "kept",
-    )
+    name, stored = config.objective.name, origin.stored_objective
+    kept = config.finetune.objective == "kept"
     if not kept or stored is None or stored.name != name:
         why = ", as the checkpoint gives none" if kept else ""
         return origin._replace(notes=[*origin.notes, f"new: {name}'s own parameters, random{why}"])
@@ -262,11 +231,7 @@ def with_objective(
 def _class_notes(
     config: RunOptions, stored: ObjectiveParams, class_names: Sequence[str]
 ) -> list[str]:
-    """Returns notes on class names if they differ from those of the objective's stored head.
-
-    Raises:
-      UserError: a class has different indices in the stored head and in the data.
-    """
+    """Returns notes on different class names; raises UserError for different indices."""
     if len(stored.class_names) != len(class_names):  # Without classes, or other shapes.
         return []
     place = str(config.finetune.checkpoint)
@@ -286,25 +251,13 @@ def _class_notes(
 def _with_kept_objective(
     origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
-    """Returns a copy of `origin` that also reads the objective's parameters from the checkpoint.
-
-    State items that the objective carries over (`Objective.carried`) are also read.
-
-    Args:
-      origin: the model of the run and its initialization source, a checkpoint.
-      config: config of the run.
-      stored: the objective's parameters and state in the checkpoint.
-      params: shapes of the parameters of the run's objective, nested.
-      state: shapes of the state of the run's objective, by name.
-    """
+    """Returns a copy of `origin` that also reads the objective's parameters from the checkpoint."""
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
-    state_shapes = _shapes(state)
-    tensors = _carried(config, stored, state_shapes)
     try:
         sources = stored.sources(shapes)
-        _check_state(config, tensors, state_shapes)
+        tensors = _carried(config, stored, _shapes(state))
     except UserError as error:
         raise UserError(f"{error}; {_RANDOM_OBJECTIVE}") from error
     lines = [f"kept: {stored._replace(state=tensors).count(shapes)}"]
@@ -321,15 +274,18 @@ def _with_kept_objective(
 
 
 def _carried(config: RunOptions, stored: ObjectiveParams, shapes: Shapes) -> dict[str, Tensor]:
-    """Returns the state items in the checkpoint that the objective carries over.
-
-    Args:
-      config: config of the run.
-      stored: the objective's parameters and state in the checkpoint.
-      shapes: shapes of the state in the run, by path.
-    """
+    """Returns the stored state that the objective carries over, with checked shapes."""
     carried = objective_of(config.objective.name).carried
-    return {path: x for path, x in stored.state.items() if _top(path) in carried and path in shapes}
+    found = {
+        path: x for path, x in stored.state.items() if _top(path) in carried and path in shapes
+    }
+    for path, tensor in found.items():
+        if tensor.shape != shapes[path]:
+            raise UserError(
+                f"{config.finetune.checkpoint} has {config.objective.name}'s {path} as "
+                f"{list(tensor.shape)}, but the objective has {list(shapes[path])}"
+            )
+    return found
 
 
 def _keys(params: dict) -> dict[str, tuple[str | int, ...]]:
@@ -339,11 +295,7 @@ def _keys(params: dict) -> dict[str, tuple[str | int, ...]]:
 
 
 def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, Any]:
-    """Returns the objective's options in the checkpoint that differ from the config's.
-
-    Raises:
-      UserError: an option that determines the shapes of parameters differs.
-    """
+    """Returns the stored options that differ; raises UserError if they determine shapes."""
     kind = objective_of(config.objective.name)
     options = getattr(config, kind.section, None)
     changed = {
@@ -363,15 +315,7 @@ def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, A
 def _differing_parts(
     config: RunOptions, stored: ObjectiveParams, params: dict
 ) -> tuple[list[str], list[str]]:
-    """Compares an objective's optional modules, such as a caption decoder.
-
-    Returns:
-      Names of the modules that only the run has, and names of the modules that only the checkpoint
-      has.
-
-    Raises:
-      UserError: only the checkpoint has a module that must not be dropped.
-    """
+    """Returns the modules of only the run, and of only the checkpoint, if these are optional."""
     optional = set(objective_of(config.objective.name).optional)
     parts = {_top(path) for path in stored.shapes()} if stored.shapes else set(params)
     new = [part for part in params if part not in parts and part in optional]
@@ -384,37 +328,13 @@ def _differing_parts(
     return new, dropped
 
 
-def _check_state(config: RunOptions, tensors: dict[str, Tensor], shapes: Shapes) -> None:
-    """Raises UserError if the objective's state has other shapes in the checkpoint than in the run.
-
-    Args:
-      config: config of the run.
-      tensors: the state in the checkpoint, by path.
-      shapes: shapes of the state in the run, by path.
-    """
-    for path, tensor in tensors.items():
-        if tensor.shape != shapes[path]:
-            raise UserError(
-                f"{config.finetune.checkpoint} has {config.objective.name}'s {path} as "
-                f"{list(tensor.shape)}, but the objective has {list(shapes[path])}"
-            )
-
-
 def _top(path: str) -> str:
     """Returns the first component of a parameter's path, such as `head` of `head/kernel`."""
     return path.split("/")[0]
 
 
 def objective_shapes(objective: ObjectiveParams, options: ImageOptions) -> Shapes:
-    """Returns the shapes of an objective's parameters in a checkpoint, by path.
-
-    Args:
-      objective: the objective's parameters and options in the checkpoint.
-      options: options of the checkpoint's model.
-
-    Raises:
-      UserError: the objective's options are invalid or incompatible with the model.
-    """
+    """Returns an objective's shapes in a checkpoint, by path; raises UserError if unfit."""
     if objective.shapes:
         return objective.shapes()
     config, kind = base_config(), OBJECTIVES[objective.name]
@@ -430,31 +350,6 @@ def _shapes(params: dict) -> Shapes:
     return {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(params)}
 
 
-def _check_name(
-    config: RunOptions, named: ImageOptions, checkpoint: Checkpoint, options: ImageOptions
-) -> None:
-    """Raises UserError if the checkpoint contains another model than the config names.
-
-    Only arguments that the model name implies are compared. For example, `ViT-B/16` only implies
-    the sizes and the patch size, so it may name a BEiT checkpoint.
-
-    Args:
-      config: config of the run.
-      named: all arguments of the model `config.model.name`.
-      checkpoint: the checkpoint.
-      options: arguments of the checkpoint's model.
-    """
-    implied = {key: getattr(named, key) for key in parse_name(config.model.name)[1]}
-    name = model_name(options)
-    same_type = type(named) is type(options)
-    expected = model_name(replace(options, **implied) if same_type else named)
-    if expected != name:
-        raise UserError(
-            f"config.model.name means {expected}, but {config.finetune.checkpoint} is {name}; "
-            "leave it empty to take the checkpoint's"
-        )
-
-
 def matched_head(
     sources: dict[str, Callable[[], np.ndarray]],
     checkpoint: Checkpoint,
@@ -463,13 +358,6 @@ def matched_head(
     remedy: str,
 ) -> tuple[dict[str, Callable[[], np.ndarray]], list[str]]:
     """Reorders the outputs of a checkpoint's head to the class indices of the data.
-
-    Args:
-      sources: functions that read the checkpoint's parameters, by path.
-      checkpoint: the checkpoint.
-      class_names: names of the classes of the run's head, by index.
-      place: name of the checkpoint for messages.
-      remedy: advice for the error message about other classes.
 
     Returns:
       Functions that read the parameters, by path, and notes on the reordering.
@@ -500,10 +388,7 @@ def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
 def _handed_in_origin(
     config: RunOptions, num_classes: int, model: ImageModel | None, class_names: Sequence[str]
 ) -> Origin:
-    """Returns the warm start from a model that a program passed.
-
-    The model's head and regularization are kept.
-    """
+    """Returns the warm start from a passed model, whose head and regularization are kept."""
     if model is None:
         raise UserError(
             "the model of this run was passed by a program (finetune.checkpoint is "
@@ -566,14 +451,7 @@ def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
 
 
 def _interpolation(config: RunOptions, checkpoint: Checkpoint) -> str:
-    """Returns the interpolation with which images are resized.
-
-    This is the config's interpolation. If the config sets no interpolation, it is the checkpoint's.
-    If the checkpoint contains none either, it is bilinear, as in the ViT paper's code.
-
-    Raises:
-      UserError: the checkpoint's interpolation is not supported.
-    """
+    """Returns the interpolation of config or checkpoint, else bilinear (as in the paper)."""
     if config.data.interpolation or checkpoint.preprocessing is None:
         return config.data.interpolation or "bilinear"
     interpolation = checkpoint.preprocessing.interpolation

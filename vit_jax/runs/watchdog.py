@@ -53,11 +53,9 @@ class Watchdog:
         passed = time.monotonic() - since
         if passed < LATE:
             return ""
-        return (
-            f"{phase[2:]}: {duration(passed)} so far"
-            if phase
-            else f"{done} done {duration(passed)} ago"
-        )
+        if phase:
+            return f"{phase[2:]}: {duration(passed)} so far"
+        return f"{done} done {duration(passed)} ago"
 
     def __enter__(self):
         self._last = time.monotonic(), *self._last[1:]

@@ -100,14 +100,7 @@ def claim(
 def _continue(
     workdir: Path, saved: SavedRun, config: RunOptions, manifest: dict, log: Callable[[str], None]
 ) -> None:
-    """Writes changed data and a changed length into a saved run's files, and logs the changes.
-
-    Args:
-      workdir: the run's workdir.
-      saved: the saved run.
-      config, manifest: the config and the manifest of the process that resumes the run.
-      log: callback for each change.
-    """
+    """Writes changed data and a changed length into a saved run's files, and logs the changes."""
     if line := _changed_kernels(saved.manifest, manifest):
         log(line)
     if changed := data_identity.differences(saved.manifest, _as_saved(manifest)):
@@ -123,15 +116,7 @@ def _continue(
 
 
 def _changed_kernels(saved: dict, manifest: dict) -> str | None:
-    """Returns a note if the run began with another value of the environment variable `KERNELS`.
-
-    The result is None if the values are equal, or if the saved manifest contains none, as in runs
-    of earlier versions.
-
-    Args:
-      saved: the saved run's manifest.
-      manifest: the manifest of the process that resumes the run.
-    """
+    """Returns a note if the run began with another value of the variable `KERNELS`."""
     now = manifest.get("kernels")
     if saved.get("kernels", now) == now:
         return None
@@ -151,13 +136,7 @@ def _write(workdir: Path, manifest: dict, config: str) -> None:
 
 
 def _belongs(workdir: Path, config: RunOptions, manifest: dict) -> SavedRun | None:
-    """Returns the run in `workdir` if it has this config; None: the workdir contains no run.
-
-    The config may have more steps than the run if the run can be extended.
-
-    Raises:
-      UserError: the run has another config or other data, or `workdir` contains other files.
-    """
+    """Returns the run in `workdir` if it may be continued (else UserError); None: no run."""
     saved = saved_run(workdir)
     if saved is None:
         _check_empty(workdir)
@@ -167,15 +146,19 @@ def _belongs(workdir: Path, config: RunOptions, manifest: dict) -> SavedRun | No
     current = _as_saved(manifest)
     _check_config(workdir, saved, config, manifest["steps"])
     _check_data(workdir, saved, config, current)
-    _check_same(workdir, _identity(saved.manifest), _identity(current))
+    identity = _identity(current)
+    for name, known in _identity(saved.manifest).items():
+        of_run = identity.get(name, {})
+        if differing := [key for key, value in known.items() if of_run.get(key) != value]:
+            raise UserError(
+                f"{shown(workdir)} belongs to a run with other {name} (other "
+                f"{', '.join(differing)}); give those it was started with, or another workdir"
+            )
     return saved
 
 
 def _check_empty(workdir: Path) -> None:
-    """Raises UserError if a folder without a run contains files.
-
-    Files of a run that was killed while it created the workdir are allowed.
-    """
+    """Raises UserError if a folder without a run has files, except those of a killed start."""
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)  # Files that a killed start leaves.
     url = url_of(workdir)
     names = Bucket(url).top() if url else os.listdir(workdir) if workdir.exists() else ()
@@ -186,19 +169,18 @@ def _check_empty(workdir: Path) -> None:
 
 
 def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int) -> None:
-    """Raises UserError if a saved run has another config and cannot be extended to this config.
-
-    Args:
-      workdir: the run's workdir.
-      saved: the saved run.
-      config: the new config.
-      steps: number of steps of the new config.
-    """
+    """Raises UserError if a saved run has another config and cannot be extended to this config."""
     differing = configs.differences(configs.to_json(saved.config), config)
     if not differing:
         return
     of_length = {line.partition(":")[0] for line in differing} <= LENGTH
-    if of_length and steps >= saved.manifest["steps"] and not _depends_on_steps(config):
+    # With `checkpoint.final=best`, the last checkpoint contains the parameters of the best step,
+    # but the optimizer state of the last step. Training cannot continue from this checkpoint.
+    if (of_length and steps >= saved.manifest["steps"]) and not (
+        config.checkpoint.final == "best"
+        or depends_on_steps(config.optimizer)
+        or objective_of(config.objective.name).sees_length(config)
+    ):
         return
     hint = "; a run can be made longer only if nothing depends on its length" if of_length else ""
     raise UserError(
@@ -209,14 +191,7 @@ def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int
 
 
 def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: dict) -> None:
-    """Raises UserError if the data have changed and the run cannot continue with the new data.
-
-    Args:
-      workdir: the run's workdir.
-      saved: the saved run.
-      config: config of the run, which may accept changed data.
-      manifest: the manifest with the new data.
-    """
+    """Raises UserError if the data have changed and the run cannot continue with the new data."""
     changed = data_identity.differences(saved.manifest, manifest)
     if not changed:
         return
@@ -233,23 +208,8 @@ def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: di
         )
 
 
-def _depends_on_steps(config: RunOptions) -> bool:
-    """Returns True if training depends on the run's length. The run cannot be extended then."""
-    # With `checkpoint.final=best`, the last checkpoint contains the parameters of the best step,
-    # but the optimizer state of the last step. Training cannot continue from this checkpoint.
-    ends_with_best = config.checkpoint.final == "best"
-    return (
-        ends_with_best
-        or depends_on_steps(config.optimizer)
-        or objective_of(config.objective.name).sees_length(config)
-    )
-
-
 def _identity(manifest: dict) -> dict[str, dict]:
-    """Returns the manifest's values that identify the model and the frozen model.
-
-    A model that a program passed is included. Values of data and config are not included.
-    """
+    """Returns the manifest's values that identify the model and the frozen model."""
     model = {
         key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL
     }
@@ -265,12 +225,7 @@ def _as_saved(manifest: dict) -> dict:
 
 
 def steps_of(workdir: Path, config: RunOptions) -> int | None:
-    """Returns the number of steps of a saved run that may continue with changed data.
-
-    Returns:
-      None if the config must determine the number of steps. This is the case without a saved run,
-      if the config does not accept changed data, or if the config has another length.
-    """
+    """Returns a saved run's steps, if it may continue with changed data at the same length."""
     saved = saved_run(workdir) if config.data.changed == "accepted" else None
     if saved is None:
         return None
@@ -285,25 +240,8 @@ def steps_made(workdir: Path) -> bool:
 
 
 def ends_run(row: dict[str, float], steps: int) -> bool:
-    """Returns True if a row is the final evaluation of a finished run.
-
-    Args:
-      row: row of `metrics.jsonl`.
-      steps: number of steps of the run. A run with early stopping may end earlier.
-    """
+    """Returns True if a row is the final evaluation of a run, which may stop before `steps`."""
     return "test/loss" in row and (row["step"] >= steps or "kept/step" in row)
-
-
-def _check_same(workdir: Path, saved: dict, current: dict) -> None:
-    """Raises UserError if values that identify the model differ from the saved run's values."""
-    for name, known in saved.items():
-        if differing := [
-            key for key, value in known.items() if current.get(name, {}).get(key) != value
-        ]:
-            raise UserError(
-                f"{shown(workdir)} belongs to a run with other {name} (other "
-                f"{', '.join(differing)}); give those it was started with, or another workdir"
-            )
 
 
 def check_name(workdir: Path) -> None:
@@ -317,11 +255,7 @@ def check_name(workdir: Path) -> None:
 
 
 def saved_run(workdir: Path) -> SavedRun | None:
-    """Returns the run in a workdir; None if the workdir contains no run.
-
-    Raises:
-      UserError: a file of the run is damaged or cannot be read.
-    """
+    """Returns a workdir's run; None: there is none. Raises UserError if it is damaged."""
     if not (workdir / CONFIG).exists():
         return None
     _, manifest = _read_json(workdir, MANIFEST, json.loads)
@@ -360,20 +294,23 @@ def _check_format(workdir: Path, manifest: dict) -> None:
 
 
 def check_shared(workdir: Path, peers: Peers) -> None:
-    """Raises UserError in a process whose `workdir` is not the same folder as the leader's.
-
-    The leader (process 0) writes a random token into the workdir, and all processes read it.
-    """
+    """Raises UserError unless each process reads the token that process 0 wrote to `workdir`."""
     if peers.count == 1:
         return
-    url = url_of(workdir)
-    file = _SharedFile(workdir / SHARED, Bucket(url) if url else None)
+    url, file = url_of(workdir), workdir / SHARED
+    bucket = Bucket(url) if url else None
+
+    def read() -> bytes | None:
+        if bucket:
+            return bucket.read(SHARED)
+        return file.read_bytes() if file.exists() else None
+
     token = secrets.token_hex(8) if peers.index == 0 else None
     if token:
-        file.write(token)
+        bucket.write(SHARED, token.encode()) if bucket else file.write_text(token)
     token = peers.share("the workdir", token)
     until = time.monotonic() + SEEN_SECONDS
-    while file.read() != token.encode():
+    while read() != token.encode():
         if time.monotonic() > until:
             raise UserError(
                 f"the workdir {shown(workdir)} is not that of {peers.name(0)}: give a folder that "
@@ -382,31 +319,7 @@ def check_shared(workdir: Path, peers: Peers) -> None:
         time.sleep(0.1)
     peers.barrier("the workdir is shared")
     if peers.index == 0:
-        file.remove()
-
-
-class _SharedFile(NamedTuple):
-    """File that all processes of a run read to check that they have the same workdir."""
-
-    path: Path
-    bucket: Bucket | None  # Bucket that contains the workdir; None: a local folder.
-
-    def write(self, text: str) -> None:
-        if self.bucket:
-            self.bucket.write(SHARED, text.encode())
-        else:
-            self.path.write_text(text)
-
-    def read(self) -> bytes | None:
-        if self.bucket:
-            return self.bucket.read(SHARED)
-        return self.path.read_bytes() if self.path.exists() else None
-
-    def remove(self) -> None:
-        if self.bucket:
-            self.bucket.remove(SHARED)
-        else:
-            self.path.unlink()
+        bucket.remove(SHARED) if bucket else file.unlink()
 
 
 def make_manifest(
@@ -421,10 +334,6 @@ def make_manifest(
     """Returns the manifest: the values that readers of a run need in addition to its config.
 
     Args:
-      steps: number of steps of the run.
-      class_names: names of the classes, by index.
-      images: number of images, by split.
-      options: options of the model.
       interpolation: interpolation with which images are resized. It may come from the checkpoint
         of a warm start.
       metrics: formats of the objective's metrics.
@@ -460,10 +369,7 @@ def versions_here() -> dict[str, str]:
 
 
 def commit_of_package() -> str:
-    """Returns the commit of this package's checkout, such as `1e41b65...`; empty: unknown.
-
-    If files of the checkout differ from the commit, `, changed` is appended.
-    """
+    """Returns the checkout's commit, with `, changed` for changed files; empty: unknown."""
     root = Path(__file__).parents[2]
     git = ["git", "-C", str(root)]
     if not (root / ".git").exists():
@@ -481,19 +387,11 @@ def commit_of_package() -> str:
 
 
 def workdir_at(place: str | Path) -> Path:
-    """Returns the folder of a workdir. For a URL, it is a local folder with copies of the files.
-
-    Raises:
-      UserError: the bucket cannot be used.
-    """
+    """Returns a workdir's folder: for a URL a local copy; raises UserError for a bad bucket."""
     return fetched(str(place)) if is_url(place) else absolute(place)
 
 
 def place_of(source: str | Path) -> tuple[Path, str]:
-    """Splits `WORKDIR@best` or `WORKDIR@3000` into the workdir's folder and the checkpoint's name.
-
-    Raises:
-      UserError: the bucket cannot be used.
-    """
+    """Splits `WORKDIR@best` into folder and checkpoint; raises UserError for a bad bucket."""
     workdir, which = split_checkpoint(source)
     return fetched(workdir) if is_url(source) else Path(workdir), which

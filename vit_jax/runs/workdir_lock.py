@@ -51,7 +51,6 @@ class Lock:
     """Context manager that holds the lock on the workdir in the folder `workdir`.
 
     Args:
-      log: callback for messages about a takeover and about waiting for another process.
       beat_seconds: interval of heartbeats.
       stale_seconds: time without a heartbeat after which the lock is free. The values of
         `beat_seconds` and `stale_seconds` must be equal in all processes that use the workdir.
@@ -70,14 +69,7 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock.
-
-        If a process of another host holds the lock, this method first waits for a heartbeat. If
-        there is no heartbeat, the lock is taken over.
-
-        Raises:
-          UserError: another run holds the lock.
-        """
+        """Takes the lock, after waiting for a heartbeat; raises UserError if another run has it."""
         while True:
             newest = self._newest()
             left_by = self._wait(newest) if newest else None
@@ -129,14 +121,7 @@ class Lock:
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free, or until it is known that the lock's holder still runs.
-
-        Returns:
-          The previous holder, if it ended without releasing the lock; None if it released the lock.
-
-        Raises:
-          UserError: the holder still runs.
-        """
+        """Waits until the lock is free (returns a holder that died), or held: raises UserError."""
         seen, until = None, 0.0
         while True:
             try:
@@ -293,13 +278,7 @@ def this_process(inode: int = 0) -> Holder:
 
 
 def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
-    """Returns whether the process that a lock file names still holds the lock; None: unknown here.
-
-    Args:
-      holder: the process that the lock file names.
-      inode: inode of the lock file.
-      locked: whether a process holds the file's `flock`; None: `flock` is not supported.
-    """
+    """Returns whether the holder still has the lock; `locked`: its `flock`; None: unknown here."""
     if holder.boot != _boot():
         return None
     if holder.inode != inode:  # The lock file was copied together with the workdir.
@@ -327,10 +306,7 @@ def _namespace() -> str:
 
 
 def _born(pid: int) -> str | None:
-    """Returns the start time of a process as text; None if the process has ended or is a zombie.
-
-    On systems without `/proc` the start time is unknown, and the result is empty.
-    """
+    """Returns a process's start time; empty: unknown without `/proc`; None: ended or zombie."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else fields[18]

@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import operator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 import jax
 import numpy as np
+from etils import epath
 from flax import nnx
 
 from vit_jax.errors import UserError
@@ -17,7 +19,6 @@ from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import read_options
 from vit_jax.models.model_card import parameter_shapes
-from vit_jax.options.model import ImageOptions
 from vit_jax.options.option import options_of
 from vit_jax.options.run import RunOptions
 from vit_jax.paths import CONFIG, MANIFEST, is_url
@@ -49,7 +50,12 @@ def open_workdir(source: str | Path) -> Checkpoint:
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}{hint}")
     check_name(workdir)
     config, manifest = saved.config, saved.manifest
-    options = _options_of(manifest, f"{shown(workdir)}/{MANIFEST}")
+    try:
+        options = read_options(manifest["model"])
+    except UserError as error:
+        raise UserError(
+            f"{shown(workdir)}/{MANIFEST} is damaged: {error}; restore a copy of it"
+        ) from error
     shapes = parameter_shapes(sketch(options))
     params, step = _load_params(workdir, config, manifest, shapes, which)
     # If the manifest has the entry `objective`, a program passed an objective class to the run. The
@@ -70,38 +76,47 @@ def open_workdir(source: str | Path) -> Checkpoint:
     )
 
 
-def _options_of(manifest: dict, place: str) -> ImageOptions:
-    """Returns the options of the model that a manifest describes."""
-    try:
-        return read_options(manifest["model"])
-    except UserError as error:
-        raise UserError(f"{place} is damaged: {error}; restore a copy of it") from error
-
-
 def _load_params(
     workdir: Path, config: RunOptions, manifest: dict, shapes: Shapes, which: str
 ) -> tuple[dict, int]:
-    """Loads the parameters of a run's model that evaluations use, such as an EMA.
-
-    Returns:
-      The parameters, nested, and their step.
-    """
+    """Loads the parameters that evaluations use, such as an EMA, nested, and their step."""
     params, folder = _abstract(shapes), checkpoints_of(workdir)
-    handed_in = manifest.get("objective")
-    evaluated = (
-        handed_in["eval_params"]
-        if handed_in
-        else objective_of(config.objective.name).eval_params(config)
-    )
+    if handed_in := manifest.get("objective"):
+        evaluated = handed_in["eval_params"]
+    else:
+        evaluated = objective_of(config.objective.name).eval_params(config)
     if evaluated:  # The evaluated parameters are part of the state, such as an EMA.
         items = load_items(folder, {evaluated: params}, which)
         return items[evaluated], items["step"]
     items = load_items(folder, {"params": params}, which)
     if config.finetune.train == "lora":
         # The item also contains the objective's own parameters, if there are any.
-        extra = _abstract(item_shapes(folder, items["step"])["extra"])
-        items |= load_items(folder, {"extra": extra}, str(items["step"]))
+        items |= _Arrays(folder, items["step"]).load("extra")
     return effective({"extra": {}} | items), items["step"]
+
+
+class _Arrays:
+    """The arrays of a checkpoint, by path: the item's name and the path in the item."""
+
+    def __init__(self, folder: Path | epath.Path, step: int):
+        self._folder, self._step = folder, step
+
+    @functools.cached_property
+    def shapes(self) -> Shapes:
+        # The path of an item that is a single array consists of the item's name.
+        return {
+            f"{item}/{path}".rstrip("/"): shape
+            for item, shapes in item_shapes(self._folder, self._step).items()
+            for path, shape in shapes.items()
+        }
+
+    def load(self, item: str) -> dict:
+        """Loads an item as float32 arrays; returns a dict with the item's name as the key."""
+        shapes = {path: x for path, x in self.shapes.items() if path.split("/")[0] == item}
+        return load_items(self._folder, _abstract(shapes), str(self._step))
+
+    def read(self, path: str) -> np.ndarray:
+        return np.asarray(_at(self.load(path.split("/")[0]), path))
 
 
 def _abstract(shapes: Shapes) -> dict:
@@ -121,15 +136,10 @@ def _at(params: dict, path: str) -> jax.Array:
 def _objective_params(
     workdir: Path, config: RunOptions, manifest: dict, step: int
 ) -> ObjectiveParams | None:
-    """Returns the objective's parameters at a step. The arrays are only loaded when they are used.
-
-    Returns:
-      None if other runs cannot start from parameters of this objective.
-    """
+    """Returns the objective's parameters, loaded on use; None: no run can start from them."""
     kind, name = objective_of(config.objective.name), config.objective.name
     if not kind.made_by:
         return None
-    averaged = kind.own_eval_params(config)
     section = getattr(config, kind.section)
     declared = options_of(type(section))
     # Operational values, such as a tokenizer's folder, depend on the machine. They are skipped.
@@ -138,42 +148,24 @@ def _objective_params(
         for key, value in dataclasses.asdict(section).items()
         if (key in kind.made_by or value is not None) and not declared[key].operational
     }
+    arrays = _Arrays(checkpoints_of(workdir), step)
+    averaged = kind.own_eval_params(config)
+    start = f"{averaged}/" if averaged else "extra/objective/"
 
-    folder = checkpoints_of(workdir)
-    saved = functools.cache(lambda: item_shapes(folder, step))
+    def stored_shapes() -> Shapes:
+        of_objective = (path for path in arrays.shapes if path.startswith(start))
+        return {path.removeprefix(start): arrays.shapes[path] for path in of_objective}
 
-    def load(item, like):
-        return load_items(folder, {item: like}, str(step))[item]
-
-    def stored_shapes():
-        if averaged:
-            return saved().get(averaged, {})
-        start = "objective/"
-        extra = saved().get("extra", {}).items()
-        return {path.removeprefix(start): shape for path, shape in extra if path.startswith(start)}
-
-    def sources(shapes):
+    def sources(shapes: Shapes) -> dict[str, Callable[[], jax.Array]]:
         check_shapes(shown(workdir), name, stored_shapes(), shapes)
-        if averaged:
-            params = load(averaged, _abstract(stored_shapes()))
-        else:
-            params = load("extra", _abstract(saved()["extra"]))["objective"]
-        return {path: functools.partial(_at, params, path) for path in shapes}
-
-    def state_of(item):
-        # For an item that is a single array, the path is empty, and the key is only the item's
-        # name.
-        return {
-            f"{item}/{path}".rstrip("/"): shape for path, shape in saved().get(item, {}).items()
-        }
-
-    def load_array(item, path):
-        return np.asarray(_at({item: load(item, _abstract(state_of(item))[item])}, path))
+        items = arrays.load(start.split("/")[0])
+        return {path: functools.partial(_at, items, start + path) for path in shapes}
 
     state = {
-        path: Tensor(shape, "float32", functools.partial(load_array, item, path))
+        path: Tensor(shape, "float32", functools.partial(arrays.read, path))
         for item in kind.carried
-        for path, shape in state_of(item).items()
+        for path, shape in arrays.shapes.items()
+        if path.split("/")[0] == item
     }
     names = manifest["class_names"] if kind.own_classes else ()
     classes = all_names(names, config.data.num_classes or len(names))

@@ -8,16 +8,15 @@ to the file.
 import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from vit_jax.config import check_options, check_values, leaves, with_values
 from vit_jax.errors import UserError
 from vit_jax.options.run import RunOptions
 from vit_jax.runs.bucket import shown
-from vit_jax.runs.choices.choice import Choice, Settings, in_words
+from vit_jax.runs.choices.choice import Settings, in_words
 from vit_jax.runs.choices.data_at import data_at
 from vit_jax.runs.workdir import saved_run, steps_made
 
@@ -34,12 +33,6 @@ def settle(
 
     A resumed run keeps the values that were chosen when it was a new run.
 
-    Args:
-      options: options that `vit_jax.config.check` has accepted.
-      user_keys: keys of the values that the user has set.
-      workdir: the run's workdir.
-      log: callback that receives a line for each choice.
-
     Raises:
       UserError: the values cannot be chosen, because data or checkpoint are missing, or there are
         too few images.
@@ -49,18 +42,16 @@ def settle(
     user_values = {key: value for key, value in leaves(options) if key in user_keys}
     if (saved := saved_run(workdir)) and steps_made(workdir):
         values = dict(leaves(saved.config)) | user_values
-        if (
-            options.auto == "finetune"
-            and "data.path" in user_values
-            and "data.source" not in user_values
-        ):
+        recognized = options.auto == "finetune" and "data.source" not in user_values
+        if recognized and "data.path" in user_values:
             values["data.path"] = data_at(user_values["data.path"]).path
         options = with_values(options, values)
     else:
-        job = import_module(f"{__name__}.{JOBS[options.auto]}")
         settings = Settings(options, user_keys)
-        job.choose(settings)
-        _log(settings.choices, user_values, workdir, log)
+        import_module(f"{__name__}.{JOBS[options.auto]}").choose(settings)
+        log(f"chosen for {shown(workdir)}; a flag changes each:")
+        for line in in_words(settings.choices, user_values):
+            log(line)
         options = settings.options
     try:
         check_values(dict(leaves(options)))
@@ -72,34 +63,9 @@ def settle(
     return options
 
 
-def _log(
-    choices: Sequence[Choice],
-    user_values: Mapping[str, Any],
-    workdir: Path,
-    log: Callable[[str], None],
-) -> None:
-    """Logs a line for each choice.
-
-    Args:
-      choices: the automatic settings.
-      user_values: values that the user has set, by key.
-      workdir: the run's workdir.
-      log: callback that receives the lines.
-    """
-    log(f"chosen for {shown(workdir)}; a flag changes each:")
-    for line in in_words(choices, user_values):
-        log(line)
-
-
 def next_workdir(path: str) -> str:
-    """Returns a new workdir for a data set: `runs/NAME-N`, N = 1, 2, ..., that does not exist yet.
-
-    Args:
-      path: path of the data set, which determines NAME.
-    """
+    """Returns the first new workdir `runs/NAME-N`, N = 1, 2, ..., for the data set at a path."""
     last = os.path.basename(path.rstrip("/")).removesuffix(".csv").rpartition(":")[2]
     name = re.sub(r"[^\w.-]+", "_", last) or "images"
-    number = next(
-        number for number in itertools.count(1) if not os.path.exists(f"runs/{name}-{number}")
-    )
-    return f"runs/{name}-{number}"
+    workdirs = (f"runs/{name}-{number}" for number in itertools.count(1))
+    return next(workdir for workdir in workdirs if not os.path.exists(workdir))

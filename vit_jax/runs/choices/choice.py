@@ -8,24 +8,16 @@ from vit_jax.options.run import RunOptions
 
 
 class Choice(NamedTuple):
-    """Automatic setting of one config value.
+    """Automatic setting of one config value."""
 
-    Attributes:
-      key: dotted key in the config.
-      value: value of the option.
-      reason: the reason for the value, in a few words.
-    """
-
-    key: str
-    value: Any
-    reason: str
+    key: str  # Dotted key in the config.
+    value: Any  # Value of the option.
+    reason: str  # The reason for the value, in a few words.
 
     @property
     def flag(self) -> str:
         """The command-line flag that sets this value."""
-        return (
-            f"--config.{self.key}={self.value!r}" if self.value != "" else f"--config.{self.key}="
-        )
+        return f"--config.{self.key}=" + ("" if self.value == "" else f"{self.value!r}")
 
 
 class Settings:
@@ -34,7 +26,7 @@ class Settings:
     A later setting can depend on earlier settings, which are then in `options`.
 
     Args:
-      options: options as the user and the config's file have set them.
+      options: options as the user and the config's file have set them, with `data.path`.
       user_keys: keys of the values that the user has set. They keep the user's values, except
         `data.path`, which a more specific path may replace.
 
@@ -55,12 +47,7 @@ class Settings:
 
 
 def in_words(choices: Iterable[Choice], user_values: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each choice: the flag and the reason.
-
-    Args:
-      choices: the automatic settings.
-      user_values: values that the user has set, by key. They replace the automatic settings.
-    """
+    """Returns a line with flag and reason for each choice, or the user's value in its place."""
     rows = [
         (Choice(choice.key, user_values[choice.key], "yours").flag, "yours")
         if choice.key in user_values

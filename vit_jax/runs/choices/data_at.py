@@ -12,15 +12,11 @@ from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.csv_list import LISTS, lists_files, rows_of_splits, split_files
 from vit_jax.data.sources.folder import folders_in
-from vit_jax.data.sources.folder_rules import (
-    check_no_maps,
-    is_ignored,
-    split_name,
-    why_left_out,
-)
+from vit_jax.data.sources.folder_rules import check_no_maps, is_ignored, split_name, why_left_out
 from vit_jax.data.sources.tfds import tfds_builder
 from vit_jax.errors import UserError, as_text
 from vit_jax.paths import is_workdir
+from vit_jax.runs.choices.choice import Choice
 
 DEV = ("dev", "val", "valid", "validation")  # Names of a dev split, the most likely first.
 # Patterns in file names that show which images belong to one group. Images of the same object
@@ -35,23 +31,16 @@ GROUPED = 0.9  # Groups are used if at least this share of the file names contai
 # Minimum number of groups of each class: one for training, model selection and test each.
 FEWEST_GROUPS = 3
 MOST_NAMES = 100_000
-SHOWN = 3  # Number of missing files that an error message names.
+SHOWN = 3  # Number of files that an error message names.
 
 
 class DataAt(NamedTuple):
-    """A data set whose kind and splits were recognized.
+    """A data set whose kind and splits were recognized."""
 
-    Attributes:
-      kind: value for `data.source`.
-      path: value for `data.path`.
-      splits: names of the splits; `all` if the data set has no splits.
-      words: description for the user.
-    """
-
-    kind: str
-    path: str
-    splits: tuple[str, ...]
-    words: str
+    kind: str  # Value for `data.source`.
+    path: str  # Value for `data.path`.
+    splits: tuple[str, ...]  # Names of the splits; `all` if the data set has no splits.
+    words: str  # Description for the user.
 
     @property
     def is_whole(self) -> bool:
@@ -87,11 +76,19 @@ def data_at(path: str) -> DataAt:
     check_no_run(path)
     if os.path.isfile(os.path.join(path, "dataset_info.json")):
         return of_kind("tfds", path)
-    folders = _folders_of_images(path)
+    folders = folders_of_images(path)
     return _with_lists(path, folders) or _of_folders(path, folders)
 
 
-def _folders_of_images(path: str) -> list[str]:
+def choices_of(data_set: DataAt, path: str) -> list[Choice]:
+    """Returns the settings of `data.source` and, if it is not `path`, of `data.path`."""
+    choices = [Choice("data.source", data_set.kind, data_set.words)]
+    if data_set.path != path:
+        choices.append(Choice("data.path", data_set.path, "the data set there"))
+    return choices
+
+
+def folders_of_images(path: str) -> list[str]:
     """Returns the names of the folders in a folder, without ignored ones (such as hidden ones)."""
     return [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]
 
@@ -106,20 +103,12 @@ def check_no_run(path: str) -> None:
 
 
 def of_kind(kind: str, path: str) -> DataAt:
-    """Recognizes the splits of the data set at a path. The kind of the data set is known.
-
-    Args:
-      kind: value for `data.source`, such as `folder` or `tfds`.
-      path: path of the data set.
-
-    Raises:
-      UserError: the path contains no data set of this kind, or its layout is ambiguous.
-    """
+    """Recognizes the splits at a path of a known `data.source`; raises UserError without any."""
     if kind == "tfds":
         splits = tuple(tfds_builder(path).info.splits)
         return DataAt(kind, path, splits, "a prepared TFDS data set")
     if kind == "folder" and os.path.isdir(path):
-        return _of_folders(path, _folders_of_images(path))
+        return _of_folders(path, folders_of_images(path))
     if kind == "csv":
         return _of_csv(path)
     splits = ("all",) if SOURCES[kind].is_whole(path) else ("train", "test")
@@ -127,11 +116,7 @@ def of_kind(kind: str, path: str) -> DataAt:
 
 
 def _of_csv(path: str) -> DataAt:
-    """Returns the data set of a CSV, or of a folder of CSVs.
-
-    If the CSV has the column `split`, the attribute `words` contains the number of rows of each
-    split.
-    """
+    """Returns the data set of a CSV, or of a folder of CSVs."""
     words, splits = "a CSV of files and labels", tuple(split_files(path))
     if os.path.isdir(path):
         return DataAt("csv", path, splits or ("train", "test"), "CSVs of files and labels")
@@ -146,7 +131,6 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
     """Returns the data set of the CSVs in a folder; None: the folder has no CSVs that list images.
 
     Args:
-      path: the folder.
       folders: names of the folders in `path`. If some of them are names of splits, such as `train`,
         CSVs whose file names are not names of splits are ignored.
     """
@@ -159,20 +143,18 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
     if len(listing) == 1:
         return of_kind("csv", os.path.join(path, listing[0]))
     if listing:
-        raise UserError(f"{path} has {len(listing)} lists of images: give {_one_of(path, listing)}")
+        shown = " or ".join(os.path.join(path, name) for name in listing[:SHOWN])
+        raise UserError(f"{path} has {len(listing)} lists of images: give {shown}")
     return None
 
 
 def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
-    """Returns the data set of a folder that contains folders.
-
-    The inner folders are classes or splits, or a single folder that contains the data set.
-    """
+    """Returns the data set of a folder of classes or splits, or in a single such folder."""
     images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
         raise UserError(_no_folders(path, images))
-    if any(map(split_name, folders)):
-        return folder_of_splits(path, folders)
+    if split := folder_of_splits(path, folders):
+        return split
     if len(folders) == 1 and not images:  # Unpacked archives often contain a single folder.
         inner = os.path.join(path, folders[0])
         if folders_in(inner) and not _has_images(inner):
@@ -185,15 +167,11 @@ def _check_no_splits(path: str, folders: Sequence[str]) -> None:
     """Raises UserError if the folders of a data set could be splits instead of classes.
 
     This is the case if the folders contain no images directly, and all contain the same two or more
-    folders.
-
-    Args:
-      path: the data set.
-      folders: names of the folders in `path`. None of them is the name of a split.
+    folders. None of `folders` is the name of a split.
     """
     check_no_maps(path, folders)
     places = [os.path.join(path, name) for name in folders]
-    inner = {tuple(sorted(_folders_of_images(place))) for place in places}
+    inner = {tuple(sorted(folders_of_images(place))) for place in places}
     classes = next(iter(inner))
     alike = len(folders) > 1 and len(inner) == 1 and len(classes) > 1
     if alike and not any(map(_has_images, places)):
@@ -205,12 +183,7 @@ def _check_no_splits(path: str, folders: Sequence[str]) -> None:
 
 
 def _no_folders(path: str, images: int) -> str:
-    """Returns the error message for a folder that contains no folders of classes.
-
-    Args:
-      path: the folder.
-      images: number of images in the folder itself.
-    """
+    """Returns the error message for a folder with images, but without folders of classes."""
     if not images:
         return (
             f"{path} has no images: give a folder with a folder of images for each class, or "
@@ -223,10 +196,10 @@ def _no_folders(path: str, images: int) -> str:
     )
 
 
-def folder_of_splits(path: str, folders: Sequence[str]) -> DataAt:
+def folder_of_splits(path: str, folders: Sequence[str]) -> DataAt | None:
     """Returns the data set of a folder that contains folders of splits, such as `train`.
 
-    Other folders are ignored.
+    Other folders are ignored. The result is None if no folder is named like a split.
 
     Raises:
       UserError: a single folder has the name of a split, and other folders contain images, so the
@@ -234,6 +207,8 @@ def folder_of_splits(path: str, folders: Sequence[str]) -> DataAt:
     """
     named = [name for name in folders if split_name(name)]
     others = [name for name in folders if not split_name(name)]
+    if not named:
+        return None
     if len(named) == 1 and any(_has_images(os.path.join(path, name)) for name in others):
         raise UserError(
             f"{path} can be read in two ways, as the split {named[0]} or as classes "
@@ -249,16 +224,8 @@ def _has_images(folder: str) -> bool:
     return any(not why_left_out(name) for name in os.listdir(folder))
 
 
-def _one_of(path: str, names: Sequence[str]) -> str:
-    return " or ".join(os.path.join(path, name) for name in names[:3])
-
-
 def check_files(splits: Mapping[str, Source]) -> None:
-    """Raises UserError if a list of images contains files that do not exist.
-
-    Args:
-      splits: opened splits by name. The splits may share images.
-    """
+    """Raises UserError if lists of images, in splits by name, contain missing files."""
     listed: dict[str, tuple[int, str]] = {}  # (size, split) by file name.
     for split, source in splits.items():
         for name, size in source.stored_files() or ():
@@ -279,7 +246,6 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
     """Recognizes groups of images, such as photos of the same object, by file names.
 
     Args:
-      source: the images.
       names: names of the images; None: the names of the source's files.
 
     Returns:
@@ -299,15 +265,7 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
 
 
 def _groups_in(names: Sequence[str], pattern: str, shown: str) -> list[str]:
-    """Returns the group of each file name by a pattern; [] if too few names contain a group.
-
-    For example, `(patient[0-9]+)` finds the group `patient7` in `patient7_left.png`.
-
-    Args:
-      names: the file names.
-      pattern: regular expression whose first capturing group is the group.
-      shown: regular expression that matches only names that contain a group.
-    """
+    """Returns the pattern's first group of each file name; [] if too few names match `shown`."""
     matches = [match for name in names if (match := re.search(pattern, name))]
     showing = sum(bool(re.search(shown, name)) for name in names)
     if len(matches) < len(names) or showing < GROUPED * len(names):

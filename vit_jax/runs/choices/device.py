@@ -1,4 +1,4 @@
-"""Estimated speed of the devices. Automatic settings use it to choose a run's length."""
+"""Estimated speed of the devices, and the available time. They determine a run's length."""
 
 import functools
 import time
@@ -6,12 +6,26 @@ import time
 import jax
 import jax.numpy as jnp
 
+from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import peak_flops
 
+MINUTES = 10.0  # Default duration of a run on CPUs.
 # Speed of a small model in FLOP/s, divided by the chip's peak FLOP/s. If the peak is unknown, the
 # speed is divided by the measured FLOP/s of a large matrix product.
 ACHIEVED = 0.4
 WIDTH = 1024  # Width of the matrices in the timed product.
+
+
+def on_cpu() -> bool:
+    """Returns True if the run trains on CPUs."""
+    return jax.default_backend() == "cpu"
+
+
+def available_seconds(config: RunOptions) -> float | None:
+    """Returns the available time in seconds; None: no limit, the default on accelerators."""
+    if config.minutes is not None:
+        return 60 * config.minutes
+    return 60 * MINUTES if on_cpu() else None
 
 
 @functools.cache

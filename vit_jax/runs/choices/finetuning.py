@@ -9,7 +9,6 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
 from vit_jax.config import value_at, with_values
@@ -24,15 +23,22 @@ from vit_jax.models import count_multiply_adds, family_of
 from vit_jax.options.data import INTERPOLATIONS
 from vit_jax.options.run import RunOptions
 from vit_jax.runs.choices.choice import Choice, Settings
-from vit_jax.runs.choices.data_at import DEV, DataAt, check_files, data_at, find_groups, of_kind
-from vit_jax.runs.choices.device import flops_per_second
-from vit_jax.runs.choices.image_sizes import short_sides
+from vit_jax.runs.choices.data_at import (
+    DEV,
+    DataAt,
+    check_files,
+    choices_of,
+    data_at,
+    find_groups,
+    of_kind,
+)
+from vit_jax.runs.choices.device import available_seconds, flops_per_second, on_cpu
+from vit_jax.runs.choices.image_sizes import largest_size, short_sides
 from vit_jax.runs.choices.micro_batches import choose_micro_batches
 from vit_jax.runs.splits import share
 
 DEFAULT_CHECKPOINT = "hf://facebook/dinov2-small"
 LARGE_CHECKPOINT = "hf://facebook/dinov2-base"  # For accelerators.
-MINUTES = 10.0  # Default duration of a run on CPUs.
 FEATURES = 0.3  # Maximum share of a run's time for one forward pass over all images.
 BACKWARD = 3.2  # Duration of a training step, divided by the duration of a forward pass.
 EVALUATIONS, FEWEST_EVALUATIONS = 8, 3
@@ -62,10 +68,7 @@ class Images(NamedTuple):
 
 
 def choose(settings: Settings) -> None:
-    """Adds the automatic settings of a fine-tuning run.
-
-    Args:
-      settings: options with `data.path`. `finetune.checkpoint` and `minutes` may also be set.
+    """Adds the automatic settings of a fine-tuning run to options with `data.path`.
 
     Raises:
       UserError: the data set or the checkpoint does not exist, there are too few images for all
@@ -92,34 +95,28 @@ def _data(config: RunOptions, user_keys: Collection[str]) -> tuple[DataAt, list[
     if "data.source" in user_keys:
         return of_kind(data.source, data.path), []
     data_set = data_at(data.path)
-    choices = [Choice("data.source", data_set.kind, data_set.words)]
-    if data_set.path != data.path:
-        choices.append(Choice("data.path", data_set.path, "the data set there"))
-    return data_set, choices
+    return data_set, choices_of(data_set, data.path)
 
 
 def _checkpoint(config: RunOptions) -> tuple[Checkpoint, list[Choice]]:
     """Returns the checkpoint to start from. By default, a published checkpoint is downloaded."""
-    choices = []
     name = config.finetune.checkpoint
-    if name is None:
-        on_cpu = jax.default_backend() == "cpu"
-        name = DEFAULT_CHECKPOINT if on_cpu else LARGE_CHECKPOINT
-        reason = (
-            "DINOv2-S/14: small enough for a CPU"
-            if on_cpu
-            else "DINOv2-B/14: its features suit few images"
-        )
-        choices.append(Choice("finetune.checkpoint", name, reason))
+    if name is not None:
+        return open_checkpoint(name), []
+    name, reason = DEFAULT_CHECKPOINT, "DINOv2-S/14: small enough for a CPU"
+    if not on_cpu():
+        name, reason = LARGE_CHECKPOINT, "DINOv2-B/14: its features suit few images"
+    return open_default(name, ", or hf://owner/name"), [Choice("finetune.checkpoint", name, reason)]
+
+
+def open_default(name: str, others: str) -> Checkpoint:
+    """Opens the default checkpoint; raises UserError with the advice `others` if it cannot."""
     try:
-        return open_checkpoint(name), choices
+        return open_checkpoint(name)
     except UserError as error:
-        if not choices:
-            raise
         raise UserError(
             f"no checkpoint is given, and the default cannot be fetched ({error}); give "
-            "--from=CHECKPOINT: a folder of timm or Transformers, a .npz, a workdir, or "
-            "hf://owner/name"
+            f"--from=CHECKPOINT: a folder of timm or Transformers, a .npz, a workdir{others}"
         ) from error
 
 
@@ -147,16 +144,7 @@ def _splits(
 
 
 def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) -> str:
-    """Returns the name of the split to train on.
-
-    Args:
-      config: config of the run.
-      keys: keys of the splits that the user has set.
-      data_set: the data set.
-
-    Raises:
-      UserError: the data set has no training split, and the user names none.
-    """
+    """Returns the name of the split to train on, or raises UserError if there is none."""
     if "data.train_split" in keys:
         return config.data.train_split.partition("[")[0]
     first = "all" if data_set.is_whole else "train"
@@ -172,22 +160,11 @@ def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) ->
 def _groups(
     config: RunOptions, user_keys: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
-    """Chooses `data.groups`, so that images of a group are in the same split.
-
-    A choice is made if the splits are slices of the data set, the file names contain groups, and
-    the user has not set `data.groups`. Otherwise the result is empty.
-
-    Args:
-      config: config of the run.
-      user_keys: keys of the values that the user has set.
-      source: all images.
-      named: all splits by config key, such as `data.train_split`.
-    """
+    """Chooses `data.groups` if file names show groups that slices of the data set would divide."""
     sliced = any("[" in (split or "") for split in named.values())
     if not sliced or config.data.groups is not None or "data.groups" in user_keys:
         return []
-    groups = find_groups(source)
-    if groups is None:
+    if (groups := find_groups(source)) is None:
         return []
     pattern, count = groups
     reason = (
@@ -200,14 +177,7 @@ def _groups(
 def _check_apart(
     config: RunOptions, named: dict[str, str], user_splits: Collection[str], train: Source
 ) -> None:
-    """Raises UserError if a split that the user has set shares images with an automatic split.
-
-    Args:
-      config: config with all splits.
-      named: all splits by config key, such as `data.train_split`.
-      user_splits: keys of the splits that the user has set.
-      train: the training split.
-    """
+    """Raises UserError if a user's split shares images with an automatic one, in `named` by key."""
     for one in sorted(user_splits):
         for other in sorted(named.keys() - user_splits):
             pair = (key.removeprefix("data.") for key in (one, other))
@@ -240,56 +210,45 @@ def _whole(source: Source) -> list[Choice]:
         for most, *shares in ((60, 60, 80), (10_000, 70, 85), (math.inf, 80, 90))
         if images < most
     )
-    reason = f"of {images:,} images, with the share of each class"
-    return [
-        Choice("data.train_split", f"all[:{train}%]", f"{train} % {reason}"),
-        Choice("data.dev_split", f"all[{train}%:{dev}%]", f"{dev - train} % to choose by"),
-        Choice(
-            "data.test_split",
-            f"all[{dev}%:]",
-            f"{100 - dev} % that are looked at for the report alone",
-        ),
-    ]
+    return splits_of(
+        (f"all[:{train}%]", f"{train} % of {images:,} images, with the share of each class"),
+        (f"all[{train}%:{dev}%]", f"{dev - train} % to choose by"),
+        (f"all[{dev}%:]", f"{100 - dev} % that are looked at for the report alone"),
+    )
 
 
 def _parts(names: Collection[str], first: str) -> list[Choice]:
-    """Chooses train, dev and test splits for a data set that may have no dev or no test split.
-
-    Args:
-      names: names of the data set's splits.
-      first: name of the split to train on.
-    """
+    """Chooses train (from `first`), dev and test splits for data that may lack the other two."""
     dev = next((name for name in DEV if name in names and name != first), None)
-    if dev and "test" in names:
-        return [
-            Choice("data.train_split", first, "as the data set has it"),
-            Choice("data.dev_split", dev, "as the data set has it: to choose by"),
-            Choice("data.test_split", "test", "as the data set has it"),
-        ]
     test = "test" if "test" in names and first != "test" else dev
-    if test:
-        return [
-            Choice(
-                "data.train_split", f"{first}[:85%]", "the data set has no third split to choose by"
-            ),
-            Choice("data.dev_split", f"{first}[85%:]", "15 % of the training images, to choose by"),
-            Choice("data.test_split", test, "as the data set has it"),
-        ]
-    return [
-        Choice(
-            "data.train_split", f"{first}[:70%]", f"the data set has no other split than {first}"
-        ),
-        Choice("data.dev_split", f"{first}[70%:85%]", "to choose by"),
-        Choice("data.test_split", f"{first}[85%:]", "that are looked at for the report alone"),
-    ]
+    same = "as the data set has it"
+    if dev and "test" in names:
+        values = (first, same), (dev, f"{same}: to choose by"), ("test", same)
+    elif test:
+        values = (
+            (f"{first}[:85%]", "the data set has no third split to choose by"),
+            (f"{first}[85%:]", "15 % of the training images, to choose by"),
+            (test, same),
+        )
+    else:
+        values = (
+            (f"{first}[:70%]", f"the data set has no other split than {first}"),
+            (f"{first}[70%:85%]", "to choose by"),
+            (f"{first}[85%:]", "that are looked at for the report alone"),
+        )
+    return splits_of(*values)
+
+
+def splits_of(*values: tuple[str, str]) -> list[Choice]:
+    """Returns the settings of train, dev and test split, given a value and a reason for each."""
+    keys = ("data.train_split", "data.dev_split", "data.test_split")
+    return [Choice(key, *value) for key, value in zip(keys, values, strict=True)]
 
 
 def _check_enough(config: RunOptions, source: Source, whole: bool) -> None:
     """Raises UserError for too few images, a single class, or a class with a single image.
 
     Args:
-      config: config of the run.
-      source: the images.
       whole: True: train, dev and test splits are all slices of `source`. False: the data set has
         splits of its own.
     """
@@ -314,22 +273,14 @@ def _check_enough(config: RunOptions, source: Source, whole: bool) -> None:
 
 
 def _check_no_single(path: str, class_names: Sequence[str], counts: np.ndarray) -> None:
-    """Raises UserError if a class has a single image, which cannot be in two splits.
-
-    Args:
-      path: path of the data set.
-      class_names: names of the classes.
-      counts: number of images of each class.
-    """
+    """Raises UserError if a class has a single image, which cannot be in two splits."""
     single = [class_names[label] for label in np.flatnonzero(counts == 1)]
     if not single:
         return
     others = [name for name, count in zip(class_names, counts, strict=True) if count > 1]
-    remedy = (
-        f', or leave it out: --config.data.classes="{tuple(others)}"'
-        if len(others) in range(2, 9)
-        else ""
-    )
+    remedy = ""
+    if 2 <= len(others) <= 8:
+        remedy = f', or leave it out: --config.data.classes="{tuple(others)}"'
     raise UserError(
         f"{path} has 1 image of the class {shortened(single)}, which cannot be both learned "
         f"and tested: add images{remedy}"
@@ -340,9 +291,9 @@ def _images(config: RunOptions, images: Images, checkpoint: Checkpoint) -> list[
     """Chooses the image size, the training crop and the evaluation transform."""
     size, reason = _image_size(config, images, checkpoint)
     preprocessing = checkpoint.preprocessing
-    share, kind = (
-        (preprocessing.share, preprocessing.kind) if preprocessing else (7 / 8, "short_side")
-    )
+    share, kind = 7 / 8, "short_side"
+    if preprocessing:
+        share, kind = preprocessing.share, preprocessing.kind
     sides = short_sides(images.train)
     per_class = len(images.train) / max(1, len(images.train.class_names))
     choices = [
@@ -369,35 +320,14 @@ def _image_size(config: RunOptions, images: Images, checkpoint: Checkpoint) -> t
         return native, "the checkpoint's, whose model takes no other"
     most = native if native <= 288 or checkpoint.preprocessing is None else 224
     largest = max(patch, most // patch * patch)
-    return _size_in_time(config, images, checkpoint, patch, largest)
-
-
-def _size_in_time(
-    config: RunOptions, images: Images, checkpoint: Checkpoint, patch: int, largest: int
-) -> tuple[int, str]:
-    """Returns the largest image size for the available time, and the reason.
-
-    A forward pass over all images may take at most the share `FEATURES` of the time.
-    """
-    seconds = _seconds(config)
-    step = patch if patch >= 14 else 2 * patch
-    sizes = [size for size in range(largest, 0, -step) if size >= 6 * patch] or [largest]
+    seconds = available_seconds(config)
     count = len(images.train) + images.dev + 2 * images.test
-    for size in sizes:
-        if seconds is None or count * _forward_seconds(checkpoint, size) <= FEATURES * seconds:
-            break
-    reason = f"a multiple of the patch's {patch}"
-    return (
-        size,
-        reason if size == largest else f"{reason}, as large as {seconds / 60:g} minutes allow",
-    )
 
+    def fits(size: int) -> bool:  # A forward pass over all images takes little of the time.
+        return count * _forward_seconds(checkpoint, size) <= FEATURES * seconds
 
-def _seconds(config: RunOptions) -> float | None:
-    """Returns the available time in seconds; None: no limit, the default on accelerators."""
-    if config.minutes is not None:
-        return 60 * config.minutes
-    return 60 * MINUTES if jax.default_backend() == "cpu" else None
+    step = patch if patch >= 14 else 2 * patch
+    return largest_size(largest, step, 6 * patch, patch, seconds and seconds / 60, fits)
 
 
 def _forward_seconds(checkpoint: Checkpoint, size: int) -> float:
@@ -408,18 +338,12 @@ def _forward_seconds(checkpoint: Checkpoint, size: int) -> float:
 def _labels(train: Source) -> list[Choice]:
     """Chooses the loss, the head's initialization and mirroring, which depend on the classes."""
     names = train.class_names
+    baseline = "the linear probe on the same images, which is the baseline"
+    choices = [Choice("finetune.head", "probe", baseline)]
     if train.max_labels > 1:
         choices = [
             Choice("loss.name", "sigmoid", f"an image may have {train.max_labels} labels"),
             Choice("finetune.head", "new", "a linear probe is of one label an image"),
-        ]
-    else:
-        choices = [
-            Choice(
-                "finetune.head",
-                "probe",
-                "the linear probe on the same images, which is the baseline",
-            )
         ]
     letters = [name for name in names if len(name) == 1]
     if len(letters) >= LETTERS * len(names) and (has_names(names) or len(names) == 10):
@@ -436,7 +360,7 @@ def _length(
     epochs = config.epochs or _first(EPOCHS, count)
     steps = config.steps or max(LEAST_STEPS, math.ceil(epochs * count / batch))
     reason = f"{epochs:g} passes over {count:,} images"
-    seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
+    seconds, evaluations, stopping = available_seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
         # Time left for training and dev evaluations. The unit is the duration of a forward pass of
@@ -452,11 +376,8 @@ def _length(
                 "minutes"
             )
             stopping = [Choice("early_stopping", evaluations + 1, "never, as the time is short")]
-    every = (
-        config.evaluate_every
-        if "evaluate_every" in user_keys
-        else max(1, round(steps / evaluations))
-    )
+    every = max(1, round(steps / evaluations))
+    every = config.evaluate_every if "evaluate_every" in user_keys else every
     rate = float(f"{5e-5 * math.sqrt(batch / 32 * min(1, steps / 100)):.2g}")
     return [
         *stopping,

@@ -1,6 +1,7 @@
-"""Sizes of the images of a data set, read from the headers of the image files."""
+"""Sizes of a data set's images, read from their files' headers, and the image size of a run."""
 
 import io
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
@@ -11,10 +12,7 @@ SAMPLES = 64
 
 
 def short_sides(source: Source) -> str:
-    """Returns the range of the images' shorter sides, such as "200 to 640 pixels".
-
-    Only a sample of the images is read.
-    """
+    """Returns the range of sampled images' shorter sides, such as "200 to 640 pixels"."""
     sides = []
     for index in spread(len(source), min(SAMPLES, len(source))) if len(source) > 1 else [0]:
         image = source[index].image
@@ -30,3 +28,25 @@ def short_sides(source: Source) -> str:
         return "unknown"
     low, high = min(sides), max(sides)
     return f"{low} pixels" if low == high else f"{low} to {high} pixels"
+
+
+def largest_size(
+    largest: int,
+    step: int,
+    least: int,
+    patch: int,
+    minutes: float | None,
+    fits: Callable[[int], bool],
+) -> tuple[int, str]:
+    """Returns the largest image size (side in pixels) for the available time, and the reason.
+
+    Args:
+      largest: the largest size. Smaller sizes are multiples of `step` less.
+      least: minimum size, unless `largest` is less.
+      minutes: the available time; None: no limit.
+      fits: function that returns True if the time is sufficient for a size.
+    """
+    sizes = [size for size in range(largest, 0, -step) if size >= least] or [largest]
+    size = next((size for size in sizes if minutes is None or fits(size)), sizes[-1])
+    reason = f"a multiple of the patch's {patch}"
+    return size, reason if size == largest else f"{reason}, as large as {minutes:g} minutes allow"

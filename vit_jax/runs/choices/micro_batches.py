@@ -14,13 +14,7 @@ from vit_jax.options.run import RunOptions
 from vit_jax.parallel.chips import GIB, memory_of
 from vit_jax.runs.assemble import Parts, assemble
 from vit_jax.runs.choices.choice import Choice
-from vit_jax.runs.memory_check import (
-    Changes,
-    groups_within,
-    in_words,
-    needs_of,
-    program_memory,
-)
+from vit_jax.runs.memory_check import Changes, groups_within, in_words, needs_of, program_memory
 from vit_jax.training.program import Program, abstract_batch
 
 FREE = 0.8  # Share of the free memory that a step may use.
@@ -36,8 +30,6 @@ def choose_micro_batches(
     compiled to measure its memory.
 
     Args:
-      config: config with all other values.
-      user_keys: keys of the values that the user has set.
       least: minimum number of images of a micro-batch.
 
     Raises:
@@ -48,11 +40,8 @@ def choose_micro_batches(
         return []
     parts = assemble(config)
     available = FREE * min(limit, free)
-    remats = (
-        ("none", "full")
-        if issubclass(family_of(parts.origin.options).model, TokenModel)
-        else ("none",)
-    )
+    has_tokens = issubclass(family_of(parts.origin.options).model, TokenModel)
+    remats = ("none", "full") if has_tokens else ("none",)
     needed_at_once, smallest = None, {}
     for changes in _candidates(config, user_keys, least, remats):
         smallest = changes
@@ -76,16 +65,7 @@ def choose_micro_batches(
 def _candidates(
     config: RunOptions, user_keys: Collection[str], least: int, remats: Sequence[str]
 ) -> Iterator[Changes]:
-    """Yields changes of the config to try, in the order of decreasing memory.
-
-    The first item is usually empty: no change.
-
-    Args:
-      config: config of the run.
-      user_keys: keys of the values that the user has set. They are not changed.
-      least: minimum number of images of a micro-batch.
-      remats: rematerialization policies to try.
-    """
+    """Yields changes of the config to try, in the order of decreasing memory."""
     for remat, micro in itertools.product(remats, (2**power for power in range(8))):
         if config.batch_size % micro or config.batch_size // micro < least:
             continue
@@ -99,15 +79,7 @@ def _candidates(
 
 
 def _bytes_needed(parts: Parts, config: RunOptions, available: float) -> float:
-    """Returns the memory of a training step in bytes: an estimate, or a measurement.
-
-    If the estimate is close to `available`, the step is compiled and its memory is measured.
-
-    Args:
-      parts: data, model, objective and step of the run.
-      config: the changed config.
-      available: bytes that a step may use.
-    """
+    """Returns a step's memory in bytes: an estimate or, near `available` bytes, a measurement."""
     program, labels = parts.program_of(config), parts.splits.train.max_labels
     needs = needs_of(program, config, labels)
     estimate = needs.certain + TAKEN * needs.activations
@@ -120,7 +92,6 @@ def _remedy(config: RunOptions, smallest: Changes, patch: int, available: float)
     """Returns the end of an error message: a flag with which a step should fit into memory.
 
     Args:
-      config: config of the run.
       smallest: the config changes that need the least memory of all changes tried before.
       patch: patch size, by which image sizes must be divisible.
       available: bytes that a step may use.

@@ -10,14 +10,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from vit_jax.config import VALUES, unread
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Source
-from vit_jax.data.sources.folder import folders_in
-from vit_jax.data.sources.folder_rules import is_ignored, split_name
 from vit_jax.errors import UserError
 from vit_jax.interop.adapting import fit
 from vit_jax.interop.checkpoint import Checkpoint, sketch
@@ -32,17 +29,23 @@ from vit_jax.runs.choices.choice import Choice, Settings
 from vit_jax.runs.choices.data_at import (
     check_files,
     check_no_run,
+    choices_of,
     data_at,
     folder_of_splits,
+    folders_of_images,
     of_kind,
 )
-from vit_jax.runs.choices.device import flops_per_second
-from vit_jax.runs.choices.finetuning import DEFAULT_CHECKPOINT, LARGE_CHECKPOINT
-from vit_jax.runs.choices.image_sizes import short_sides
+from vit_jax.runs.choices.device import available_seconds, flops_per_second, on_cpu
+from vit_jax.runs.choices.finetuning import (
+    DEFAULT_CHECKPOINT,
+    LARGE_CHECKPOINT,
+    open_default,
+    splits_of,
+)
+from vit_jax.runs.choices.image_sizes import largest_size, short_sides
 from vit_jax.runs.choices.micro_batches import choose_micro_batches
 from vit_jax.training.program import model_arguments
 
-MINUTES = 10.0  # Default duration of a run on CPUs.
 FEWEST = 4  # Minimum number of images: two for training and two for evaluation.
 SCRATCH = "scratch"  # Value of `--from` for random parameters instead of a checkpoint.
 # Share of a run's time for training steps. Compilation, evaluation and checkpoints take the other
@@ -57,14 +60,10 @@ NEIGHBOURS = 10
 
 
 class Start(NamedTuple):
-    """The model from which a run starts.
+    """The model from which a run starts."""
 
-    Attributes:
-      options: options of the model.
-      checkpoint: checkpoint with the initial parameters; None: random parameters.
-    """
-
-    options: ImageOptions
+    options: ImageOptions  # Options of the model.
+    # Checkpoint with the initial parameters; None: random parameters.
     checkpoint: Checkpoint | None
 
     def multiply_adds(self, size: int) -> int:
@@ -87,16 +86,12 @@ def start_values(name: str | None, model: str | None) -> dict[str, str]:
         set, and with `scratch` a small ViT is trained.
     """
     if name == SCRATCH:
-        return {"model.name": model or ("ViT-Ti/16" if _on_cpu() else "ViT-S/16")}
+        return {"model.name": model or ("ViT-Ti/16" if on_cpu() else "ViT-S/16")}
     return {} if name is None else {"finetune.checkpoint": checkpoint_of(name)}
 
 
 def choose(settings: Settings) -> None:
-    """Adds the automatic settings of a self-supervised run.
-
-    Args:
-      settings: options with `data.path`. `finetune.checkpoint`, `model.name` and `minutes` may also
-        be set.
+    """Adds the automatic settings of a self-supervised run to options with `data.path`.
 
     Raises:
       UserError: images or the checkpoint do not exist, or not even a small batch fits into memory.
@@ -118,17 +113,6 @@ def choose(settings: Settings) -> None:
     settings.add(choose_micro_batches(settings.options, user_keys, least=2))
 
 
-def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
-
-
-def _seconds(config: RunOptions) -> float | None:
-    """Returns the available time in seconds; None: no limit, the default on accelerators."""
-    if config.minutes is not None:
-        return 60 * config.minutes
-    return 60 * MINUTES if _on_cpu() else None
-
-
 def _data(config: RunOptions, user_keys: Collection[str]) -> list[Choice]:
     path = config.data.path
     if not path:
@@ -142,11 +126,7 @@ def _data(config: RunOptions, user_keys: Collection[str]) -> list[Choice]:
         return [Choice("data.source", "folder", "a folder of images, nested in any way")]
     if not os.path.exists(path) and ":" not in path:
         raise UserError(f"there is no {path}: give a folder of images, nested in any way")
-    found = data_at(path)
-    choices = [Choice("data.source", found.kind, found.words)]
-    return choices + (
-        [Choice("data.path", found.path, "the data set there")] if found.path != path else []
-    )
+    return choices_of(data_at(path), path)
 
 
 def _splits(config: RunOptions, user_keys: Collection[str]) -> tuple[Source, list[Choice]]:
@@ -163,24 +143,14 @@ def _splits(config: RunOptions, user_keys: Collection[str]) -> tuple[Source, lis
                 f"{data.path} has {count} images; training without labels needs {FEWEST} at least"
             )
         first, second = (90, 95) if count >= 400 else (80, 90) if count >= 40 else (50, 75)
-        reason = (
-            "the folder has splits: no other folder is trained on"
-            if whole == "train"
-            else "without labels"
+        reason = "without labels"
+        if whole == "train":
+            reason = "the folder has splits: no other folder is trained on"
+        choices = splits_of(
+            (f"{whole}[:{first}%]", f"{first} % of {count:,} images, {reason}"),
+            (f"{whole}[{first}%:{second}%]", "held out: views are matched among them"),
+            (f"{whole}[{second}%:]", "the same, at the end"),
         )
-        choices = [
-            Choice(
-                "data.train_split",
-                f"{whole}[:{first}%]",
-                f"{first} % of {count:,} images, {reason}",
-            ),
-            Choice(
-                "data.dev_split",
-                f"{whole}[{first}%:{second}%]",
-                "held out: views are matched among them",
-            ),
-            Choice("data.test_split", f"{whole}[{second}%:]", "the same, at the end"),
-        ]
     split = next((one.value for one in choices if one.key == "data.train_split"), data.train_split)
     return _open(config, split), choices
 
@@ -191,11 +161,8 @@ def _split_names(config: RunOptions) -> set[str]:
         return {*of_kind(data.source, data.path).splits}
     if "://" in data.path:
         return {"all"}
-    folders = [os.path.basename(folder) for folder in folders_in(data.path)]
-    folders = [name for name in folders if not is_ignored(name)]
-    if any(map(split_name, folders)):
-        return {*folder_of_splits(data.path, folders).splits}
-    return {"all"}
+    found = folder_of_splits(data.path, folders_of_images(data.path))
+    return {*found.splits} if found else {"all"}
 
 
 def _open(config: RunOptions, split: str, labels: bool = False) -> Source:
@@ -210,25 +177,17 @@ def _start(config: RunOptions) -> tuple[Start, list[Choice]]:
         start = Start(model_options(**model_arguments(config), num_classes=0), None)
     else:
         if name is None:
-            name = DEFAULT_CHECKPOINT if _on_cpu() else LARGE_CHECKPOINT
-            choices.append(
-                Choice("finetune.checkpoint", name, "DINOv2: few images teach little from scratch")
-            )
-        try:
+            name = DEFAULT_CHECKPOINT if on_cpu() else LARGE_CHECKPOINT
+            reason = "DINOv2: few images teach little from scratch"
+            choices.append(Choice("finetune.checkpoint", name, reason))
+            checkpoint = open_default(name, "; or --from=scratch")
+        else:
             checkpoint = open_checkpoint(name)
-        except UserError as error:
-            if not choices:
-                raise
-            raise UserError(
-                f"no checkpoint is given, and the default cannot be fetched ({error}); give "
-                "--from=CHECKPOINT: a folder of timm or Transformers, a .npz, a workdir; or "
-                "--from=scratch"
-            ) from error
         start = Start(checkpoint.options, checkpoint)
         seen = checkpoint.preprocessing
         if seen is None or seen.interpolation in INTERPOLATIONS:
             choices.append(Choice("data.interpolation", None, "as the checkpoint's preprocessing"))
-    if not _on_cpu():
+    if not on_cpu():
         choices.append(Choice("model.dtype", "bfloat16", "the device computes in it"))
     elif _has_tokens(start.options):
         choices.append(
@@ -244,18 +203,17 @@ def _has_tokens(options: ImageOptions) -> bool:
 
 def _method(start: Start, count: int) -> list[Choice]:
     """Chooses the losses and the prototype heads."""
-    choices = []
-    found = start.checkpoint and start.checkpoint.objective
-    options = start.options
+    options, found = start.options, start.checkpoint and start.checkpoint.objective
     masks = _has_tokens(options) and options.pooling == "cls" and options.resnet_blocks is None
-    name = (
-        "DINOv2's: views, masked patches, KoLeo"
-        if masks
-        else "DINO's: the model has no class and patch tokens"
-    )
-    choices.append(Choice("objective.name", "dino", f"losses are {name}"))
-    if not masks:
-        choices.append(Choice("dino.patch_weight", 0.0, "no patch tokens to mask"))
+    if masks:
+        reason = "losses are DINOv2's: views, masked patches, KoLeo"
+        choices = [Choice("objective.name", "dino", reason)]
+    else:
+        reason = "losses are DINO's: the model has no class and patch tokens"
+        choices = [
+            Choice("objective.name", "dino", reason),
+            Choice("dino.patch_weight", 0.0, "no patch tokens to mask"),
+        ]
     if found and found.name == "dino":
         choices += [
             Choice(f"dino.{key}", x, "the checkpoint's heads") for key, x in found.values.items()
@@ -271,44 +229,33 @@ def _method(start: Start, count: int) -> list[Choice]:
 def _crops(config: RunOptions, start: Start, train: Source) -> list[Choice]:
     """Chooses the sizes and the number of crops for the available time."""
     patch = getattr(start.options, "patch_size", 32)
-    seconds, count = _seconds(config), len(train)
+    seconds, count = available_seconds(config), len(train)
     native = max(height_and_width(start.options.image_size))
     largest = max(patch, min(LARGE_SIDE, native) // patch * patch)
-    sides = [size for size in range(largest, 0, -patch) if size >= SMALLEST_SIDE * patch] or [
-        largest
-    ]
     crops = config.dino.local_crops if seconds is None else 2
-    for size in sides:
-        local = max(patch, round(size * LOCAL_SIDE / patch) * patch)
-        if seconds is None or count * _step_seconds(start, size, local, crops) <= TRAINED * seconds:
-            break
-    reason = f"a multiple of the patch's {patch}"
-    reason += "" if size == largest else f", as large as {seconds / 60:g} minutes allow"
+
+    def local_of(size: int) -> int:
+        return max(patch, round(size * LOCAL_SIDE / patch) * patch)
+
+    def fits(size: int) -> bool:
+        return count * _step_seconds(start, size, local_of(size), crops) <= TRAINED * seconds
+
+    least, minutes = SMALLEST_SIDE * patch, seconds and seconds / 60
+    size, reason = largest_size(largest, patch, least, patch, minutes, fits)
     return [
         Choice(
             "data.image_size", size, f"{reason}; the images' shorter sides are {short_sides(train)}"
         ),
         Choice("data.test_resize", round(size * 8 / 7), "its central part is the crop"),
-        Choice("dino.local_size", local, "less than half of it, in small crops"),
+        Choice("dino.local_size", local_of(size), "less than half of it, in small crops"),
         Choice(
-            "dino.local_crops",
-            crops,
-            "the authors'" if seconds is None else "few, to save time",
+            "dino.local_crops", crops, "the authors'" if seconds is None else "few, to save time"
         ),
     ]
 
 
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
-    """Estimates the training time of one image in seconds.
-
-    The estimate includes teacher and student on large crops, and the student on local crops.
-
-    Args:
-      start: the model.
-      size: side of a large crop in pixels.
-      local: side of a local crop in pixels.
-      crops: number of local crops.
-    """
+    """Estimates the training time of one image, in seconds, by the sides of its crops in pixels."""
     large, small = start.multiply_adds(size), start.multiply_adds(local)
     return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
 
@@ -317,7 +264,7 @@ def _length(
     config: RunOptions, user_keys: Collection[str], start: Start, count: int
 ) -> list[Choice]:
     """Chooses batch size, steps, learning rate and the teacher's momentum."""
-    seconds, scratch = _seconds(config), start.checkpoint is None
+    seconds, scratch = available_seconds(config), start.checkpoint is None
     batch = min(config.batch_size if seconds is None else 32, 2 ** int(math.log2(max(2, count))))
     batch = config.batch_size if "batch_size" in user_keys else batch
     steps, reason = _steps(config, user_keys, start, count, batch)
@@ -352,22 +299,12 @@ def _length(
 def _steps(
     config: RunOptions, user_keys: Collection[str], start: Start, count: int, batch: int
 ) -> tuple[int, str]:
-    """Returns the number of steps, and the reason for this number.
-
-    If the user sets steps or epochs, these determine the number.
-
-    Args:
-      config: config of the run.
-      user_keys: keys of the values that the user has set.
-      start: the model.
-      count: number of images to train on.
-      batch: batch size.
-    """
+    """Returns the number of steps, by default for the available time, and the reason."""
     if "steps" in user_keys:
         return config.steps, ""
     if config.epochs:
         return math.ceil(config.epochs * count / batch), ""
-    seconds = _seconds(config)
+    seconds = available_seconds(config)
     steps = max(LEAST_STEPS, min(MOST_STEPS, PASSES * count // batch))
     if seconds is not None:
         sizes = config.data.image_size, config.dino.local_size, config.dino.local_crops
@@ -384,10 +321,7 @@ def _steps(
 
 
 def _comparison(config: RunOptions, train: Source) -> list[Choice]:
-    """Chooses settings for k-NN evaluation before and after training, if the images have labels.
-
-    The labels are the names of folders, or the labels of a labelled data set.
-    """
+    """Chooses settings for k-NN evaluation before and after training, if the images have labels."""
     data = config.data
     whole = data.train_split.partition("[")[0]
     reason = "no k-NN, as there are no labels: compare views matched, before and after"

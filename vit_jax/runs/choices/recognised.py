@@ -5,15 +5,20 @@ from collections.abc import Callable, Collection
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import run_options
+from vit_jax.config import run_options, value_at
 from vit_jax.data.sources import SOURCES
-from vit_jax.data.sources.folder import folders_in
-from vit_jax.data.sources.folder_rules import is_ignored, split_name
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.options.run import RunOptions
 from vit_jax.runs.choices.choice import Choice, in_words
-from vit_jax.runs.choices.data_at import DEV, DataAt, data_at, folder_of_splits
+from vit_jax.runs.choices.data_at import (
+    DEV,
+    DataAt,
+    choices_of,
+    data_at,
+    folder_of_splits,
+    folders_of_images,
+)
 from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
@@ -30,11 +35,6 @@ def recognise(
     only for sources whose files may have several layouts, each with its own splits. If the data at
     a path are not recognized, the config stays unchanged, and opening the data later raises the
     error.
-
-    Args:
-      config: config to change.
-      user_keys: keys of the values that the user has set.
-      log: callback that receives a line for each value.
 
     Raises:
       UserError: a split that the user has set shares images with an automatic split.
@@ -69,23 +69,8 @@ def _data_set(config: RunOptions) -> DataAt | None:
         return None
 
 
-def _choices(config: RunOptions, data_set: DataAt) -> list[Choice]:
-    """Returns the changes of the config's source, path and splits that the data set requires."""
-    choices = []
-    if data_set.kind != config.data.source:
-        choices.append(Choice("data.source", data_set.kind, data_set.words))
-    if data_set.path != config.data.path:
-        choices.append(Choice("data.path", data_set.path, "the data set there"))
-    return choices + _splits(config, data_set)
-
-
 def _check_apart(config: RunOptions, chosen: Collection[str]) -> None:
-    """Raises UserError if a split that the user has set shares images with an automatic split.
-
-    Args:
-      config: the changed config.
-      chosen: keys of the automatic values.
-    """
+    """Raises UserError if a split that the user has set shares images with an automatic split."""
     data = config.data
     splits = [key for key in chosen if key in ("data.train_split", "data.test_split")]
     if len(splits) == 1 and overlap(data.train_split, data.test_split, MANY):
@@ -95,32 +80,27 @@ def _check_apart(config: RunOptions, chosen: Collection[str]) -> None:
         )
 
 
-def _splits(config: RunOptions, data_set: DataAt) -> list[Choice]:
-    """Returns replacements for the config's splits that the data set does not have."""
+def _choices(config: RunOptions, data_set: DataAt) -> list[Choice]:
+    """Returns the changes of the config's source, path and splits that the data set requires."""
+    choices = choices_of(data_set, config.data.path)
+    choices = [one for one in choices if one.value != value_at(config, one.key)]
     named = {split.partition("[")[0] for split in (config.data.train_split, config.data.test_split)}
-    if named <= {*data_set.splits}:
-        return []
     first = "all" if data_set.is_whole else "train"
-    if first not in data_set.splits:
-        return []
+    if named <= {*data_set.splits} or first not in data_set.splits:
+        return choices
     test = next((name for name in ("test", *DEV) if name in data_set.splits), None)
     train = first if test else f"{first}[:80%]"
     reason = "as the data set has it" if test else "it has no other split"
     return [
+        *choices,
         Choice("data.train_split", train, reason),
         Choice("data.test_split", test or f"{first}[80%:]", reason),
     ]
 
 
 def _unlabelled(path: str) -> DataAt:
-    """Recognizes a folder with images for training without labels, and its splits.
-
-    The images may be in inner folders of any depth. A path to any other data, such as a CSV, is
-    recognized like a labelled data set.
-    """
+    """Recognizes a folder with images at any depth, and its splits, or other labelled data."""
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)
-    folders = [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]
-    if any(map(split_name, folders)):
-        return folder_of_splits(path, folders)
-    return DataAt("folder", path, ("all",), "a folder of images")
+    whole = DataAt("folder", path, ("all",), "a folder of images")
+    return folder_of_splits(path, folders_of_images(path)) or whole

@@ -24,12 +24,6 @@ def deliveries(
 ) -> list[Delivery]:
     """Opens trackers for the run in a workdir, and sends them the metrics not sent before.
 
-    Args:
-      names: names of the trackers.
-      workdir: the run's workdir.
-      rows: all rows of `metrics.jsonl` that the run has written so far.
-      log: callback for messages.
-
     Raises:
       UserError: the library of a tracker is not installed, or the first connection of a new run
         fails. Later connections are tried again while the run continues.

@@ -51,12 +51,7 @@ class Delivery:
     """
 
     def __init__(
-        self,
-        name: str,
-        kind: type[BaseTracker],
-        run: RunFacts,
-        rows: Sequence[dict],
-        log: Say,
+        self, name: str, kind: type[BaseTracker], run: RunFacts, rows: Sequence[dict], log: Say
     ):
         self._name, self._kind, self._run, self._log = name, kind, run, log
         self._file = run.workdir / FOLDER / f"{name}.json"
@@ -117,10 +112,7 @@ class Delivery:
             self._keep(self._sent)
 
     def _tried(self, act: Callable[[], None]) -> bool:
-        """Calls `act`; returns False if the call raises an error.
-
-        Of several consecutive errors, only the first one is logged.
-        """
+        """Calls `act`; returns False if it fails. Only the first of several errors is logged."""
         try:
             act()
         except Exception as error:  # The library may raise any exception; training continues.
@@ -160,10 +152,7 @@ class Delivery:
             self._keep(settled)
 
     def _keep(self, sent: dict) -> None:
-        """Writes the record of sent rows. If the workdir was deleted, nothing is written.
-
-        No error is raised here in this case, because the run's lock detects the deletion.
-        """
+        """Writes the record of sent rows, unless the workdir was deleted."""
         with contextlib.suppress(FileNotFoundError):
             self._file.parent.mkdir(exist_ok=True)
             temporary = self._file.with_suffix(".tmp")

@@ -49,7 +49,6 @@ class BaseTracker(abc.ABC):
         """Opens a new run and sends its config, or reopens an earlier one.
 
         Args:
-          run: information about the run.
           identity: identifier of a resumed run in the tracking library, such as W&B; empty: a new
             run.
           last_step: the last step of which a resumed run has sent metrics; 0: a new run.
