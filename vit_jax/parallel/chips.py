@@ -1,6 +1,5 @@
 """Accelerators: peak FLOP/s, memory, bandwidth and TPU slices."""
 
-import os
 import re
 from dataclasses import dataclass
 
@@ -32,8 +31,6 @@ class Chip:
     clock: float | None = None
     devices_per_chip: int = 1
     topologies: tuple[str, ...] = ()  # Available TPU slices: chips along each axis, such as `4x4`.
-    # Scoped VMEM of one operation in KiB; None: XLA's default.
-    scoped_vmem_kib: int | None = None
     # True: a device is of this kind only if `kind` equals `device_kind`. False: `kind` may also be
     # a prefix of `device_kind`. True is needed for GPUs such as RTX 4090, whose name is a prefix of
     # another GPU's name, RTX 4090 Laptop.
@@ -52,7 +49,7 @@ CHIPS = (
     Chip("v2", "TPU v2", 22.5e12, 7.48 * GIB, 350e9, 124e9, 0.7e9, 2, _SQUARE),
     Chip("v3", "TPU v3", 61.5e12, 15.48 * GIB, 450e9, 140e9, 0.94e9, 2, _LARGE),
     Chip("v4", "TPU v4", 275e12, 30.75 * GIB, 1228e9, 300e9, 1.05e9, 1, _CUBE),
-    Chip("v5e", "TPU v5 lite", 197e12, 15.75 * GIB, 819e9, 200e9, 1.5e9, 1, _SMALL, 32768),
+    Chip("v5e", "TPU v5 lite", 197e12, 15.75 * GIB, 819e9, 200e9, 1.5e9, 1, _SMALL),
     Chip("v5p", "TPU v5", 459e12, 95.73 * GIB, 2765e9, 600e9, 1.75e9, 1, _CUBE),
     Chip("v6e", "TPU v6 lite", 918e12, 31.24 * GIB, 1640e9, 448e9, 1.75e9, 1, _SMALL),
     Chip("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
@@ -109,19 +106,6 @@ def memory_of(device: jax.Device) -> tuple[float | None, float]:
     chip = _chip_of(device.device_kind)
     limit = stats.get("bytes_limit") or (chip and chip.memory_bytes)
     return limit, (limit or 0) - stats.get("bytes_in_use", 0)
-
-
-def compiler_options(device_kind: str) -> dict[str, str]:
-    """Returns XLA's options for programs on devices of this kind.
-
-    With more scoped VMEM, the TPU compiler uses larger tiles for matrix products and operations
-    that are fused with them. Steps are then faster (docs/measurements.md). If the environment
-    variable LIBTPU_INIT_ARGS already sets the limit of scoped VMEM, no option is returned.
-    """
-    chip, option = _chip_of(device_kind), "xla_tpu_scoped_vmem_limit_kib"
-    if not (chip and chip.scoped_vmem_kib) or option in os.environ.get("LIBTPU_INIT_ARGS", ""):
-        return {}
-    return {option: str(chip.scoped_vmem_kib)}
 
 
 def supports_kernels(device_kind: str) -> bool:

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import jax
 from vit_jax.errors import UserError
 from vit_jax.libtpu import ENVIRONMENT
 from vit_jax.options.run import RunOptions
-from vit_jax.parallel.chips import GIB, Chip, compiler_options, find_chip
+from vit_jax.parallel.chips import GIB, Chip, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
 from vit_jax.planning.schedule import take_schedules, with_schedules
@@ -127,10 +126,10 @@ def compile_step(
     frozen = frozen_shapes(config)
     program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, frozen=frozen)
     batch = abstract_batch(config, mesh)
-    state, flags = program.state, compiler_options(where.chip.kind)
+    state = program.state
     lowered = program.train_step.lower(state, program.metrics, batch)
     params = [state[name] for name in ("params", "extra", "objective_state", "frozen")]
-    return compile_lowered(lowered, where, params, state["optimizer"], flags, dump)
+    return compile_lowered(lowered, where, params, state["optimizer"], dump)
 
 
 def compile_lowered(
@@ -138,7 +137,6 @@ def compile_lowered(
     where: Slice,
     params,
     optimizer_state,
-    options: Mapping[str, str] = {},
     dump: Path | None = None,
 ) -> Compiled:
     """Compiles a lowered training step, or returns the result of an earlier call from the cache.
@@ -149,7 +147,8 @@ def compile_lowered(
       dump: the folder of `dumped_schedules`; the operations then have schedules.
     """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
-    more = [f"{option}={value}" for option, value in options.items()]
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "").split()
+    more = [flag for flag in flags if not flag.startswith("--xla_jf_dump")]
     described = "\n".join([lowered.as_text(), str(where), *versions, VERSION, *more])
     if dump:
         described += "\nschedules"
@@ -159,7 +158,7 @@ def compile_lowered(
     started = time.process_time()
     state = {"parameters": held(params), "optimizer": held(optimizer_state)}
     try:
-        compiled = lowered.compile(compiler_options=dict(options))
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

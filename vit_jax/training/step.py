@@ -30,7 +30,6 @@ from vit_jax.errors import UserError
 from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.models.layers import placing
 from vit_jax.options.run import RunOptions
-from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.sharding import by_shard, place_activation
 from vit_jax.training.lora import Weights, effective, objective_weights, trained, with_frozen
@@ -276,7 +275,6 @@ def make_train_step(
         donate_argnums=0,
         in_shardings=(state_shardings, everywhere, split_batch(mesh)),
         out_shardings=(state_shardings, everywhere),
-        compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
     )
 
 
@@ -293,7 +291,6 @@ def make_forward(
         forward,
         in_shardings=(params_shardings, split_batch(mesh)),
         out_shardings=replicated(mesh),
-        compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
     )
 
 
@@ -357,7 +354,6 @@ def make_eval_step(
         eval_step,
         in_shardings=(places, split_batch(mesh), everywhere),
         out_shardings=everywhere,
-        compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
     )
 
 
