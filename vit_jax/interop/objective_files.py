@@ -69,14 +69,7 @@ class ObjectiveParams(NamedTuple):
 
 
 def check_shapes(place: str, name: str, shapes: Shapes, expected: Shapes) -> None:
-    """Raises UserError if a parameter of an objective is missing or has an unexpected shape.
-
-    Args:
-      place: the checkpoint, for errors.
-      name: name of the objective, for errors.
-      shapes: shapes in the checkpoint, by path.
-      expected: expected shapes, by path.
-    """
+    """Raises UserError if a parameter of an objective is missing or has an unexpected shape."""
     for path, shape in expected.items():
         if shapes.get(path) != tuple(shape):
             was = (
@@ -152,16 +145,7 @@ def write_objective_files(
     state: dict[str, np.ndarray],
     model_values: dict[str, Any] | None = None,
 ) -> None:
-    """Writes an objective's parameters, state and config values into a model's folder.
-
-    Args:
-      folder: the folder of the model.
-      name: name of the objective.
-      values: values of `config.objective`.
-      params: parameters by path.
-      state: the objective's state by name.
-      model_values: arguments of the model. Those in `MODEL_VALUES` are written.
-    """
+    """Writes an objective's parameters, state and config values into a model's folder."""
     arrays = params | {_STATE + key: array for key, array in state.items()}
     write_safetensors(folder / TENSORS, {path: np.asarray(array) for path, array in arrays.items()})
     content: dict[str, Any] = dict(name=name, values=values)

@@ -89,7 +89,7 @@ def _what(path: Path, start: bytes) -> str:
 
 
 def _pickled(path: Path) -> str:
-    """Returns the error message for a pickle; it contains the command to convert PyTorch files."""
+    """Returns the error message for a pickle, with the command to convert a PyTorch file."""
     named = (
         path if path.suffix in TORCH_SUFFIXES else f"{path.with_suffix('.pth').name} (so renamed)"
     )

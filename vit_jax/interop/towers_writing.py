@@ -94,11 +94,6 @@ def _compare_text(written: TextPart, text_part: TextPart, title: str) -> None:
 
     The scale and bias of the similarity are also compared. Tokenizers are compared by the tokens of
     a few texts.
-
-    Args:
-      written: text tower and tokenizer that were read from the files.
-      text_part: text tower and tokenizer of the original model.
-      title: name of the library, for errors.
     """
     written_params, params = params_of(written.tower), params_of(text_part.tower)
     for path, array in params.items():

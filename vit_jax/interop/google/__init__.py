@@ -12,6 +12,7 @@ from vit_jax.interop.library import Library, load_formats
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 
+STARTS = ("params/", "opt/target/")  # Prefixes of a model's parameters in a file.
 TOWERS_PREPROCESSING = Preprocessing("square", Fraction(1), "bilinear")  # Of image-text models.
 
 
@@ -25,9 +26,8 @@ def _prepare(
     - `prefix`: the prefix of the image model's parameters in the file, such as `params/img/`.
     - `by_kind`: True if the parameters have big_vision's names.
     """
-    starts = ("params/", "opt/target/")
     prefix = next(
-        (start for start in starts if any(name.startswith(start) for name in tensors)), ""
+        (start for start in STARTS if any(name.startswith(start) for name in tensors)), ""
     )
     if f"{prefix}img/embedding/kernel" in tensors:
         prefix += "img/"
@@ -43,21 +43,13 @@ def _prepare(
 def _preprocessing(
     config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Implements `Library.preprocessing` for npz files, which do not contain the preprocessing.
-
-    The preprocessing of image-text models is `TOWERS_PREPROCESSING`. The preprocessing of other
-    models is unknown (None). For all models, mean and std of pixels have vit_jax's default values.
-    """
+    """Returns `TOWERS_PREPROCESSING` for image-text models; that of other models is unknown."""
     return {}, TOWERS_PREPROCESSING if config["prefix"].endswith("img/") else None, ""
 
 
 LIBRARY = Library(
     title="Google's npz",
-    formats=load_formats(
-        __name__,
-        "google_bit",
-        "google_vit",
-    ),
+    formats=load_formats(__name__, "google_bit", "google_vit"),
     suffix=".npz",
     claims=lambda path, config, tensors: path.suffix == ".npz",
     prepare=_prepare,

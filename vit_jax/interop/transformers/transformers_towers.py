@@ -31,11 +31,7 @@ _CLEANINGS = {
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Returns the content of a folder in Transformers' format.
-
-    Raises:
-      UserError: Transformers has no model with these arguments.
-    """
+    """Returns the content of a folder in Transformers' format."""
     text_part, notes = towers.text_part, []
     kind, text_config = describe_text_tower(text_part.tower.options, text_part.probabilities)
     if kind == "clip":
@@ -79,10 +75,7 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
 
 
 def _name_processor(processor: dict, kind: str) -> None:
-    """Replaces the class of the image processor by the model type's own class, if it exists.
-
-    The two classes have the same settings.
-    """
+    """Replaces the class of the image processor by the model type's own class, if it exists."""
     name = processor["image_processor_type"].removesuffix("ImageProcessor")
     name = _PROCESSORS.get((kind, name), name)
     processor["image_processor_type"] = f"{name}ImageProcessor"
