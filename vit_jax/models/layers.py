@@ -192,13 +192,7 @@ def placing(
 
 
 def rising(rate: float, number: int, layers: int) -> float:
-    """Returns a layer's stochastic depth rate, which rises linearly from 0 to `rate`.
-
-    Args:
-      rate: rate of the last layer.
-      number: index of the layer, from 0.
-      layers: number of layers.
-    """
+    """Returns a layer's stochastic depth rate, which rises linearly from 0 to `rate`."""
     return rate * number / max(1, layers - 1)
 
 

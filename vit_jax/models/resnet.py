@@ -158,16 +158,16 @@ class _AxisAttention(nnx.Module):
         batch, lines, length, width = x.shape
         half = width // self.heads // 2
         x = self.norm(self.qkv(x)).reshape(batch, lines, length, self.heads, 4 * half)
-        query, key, value = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+
+        def parts(x):
+            return x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+
+        query, key, value = parts(x)
         place = np.arange(length)
         table = self.relative_embedding[...].astype(x.dtype)[
             place[:, None] - place[None, :] + length - 1
         ]
-        for_query, for_key, for_value = (
-            table[..., :half],
-            table[..., half : 2 * half],
-            table[..., 2 * half :],
-        )
+        for_query, for_key, for_value = parts(table)
         logits = (
             jnp.einsum("blqhd,blkhd->blhqk", query, key)
             + jnp.einsum("blqhd,qkd->blhqk", query, for_query)
@@ -183,10 +183,8 @@ class _AxisAttention(nnx.Module):
     def resize(self, length: int) -> None:
         """Bicubically resizes the relative position table for rows or columns of another length."""
         weights = interpolation(2 * self.length - 1, 2 * length - 1, "bicubic")
-        self.relative_embedding, self.length = (
-            nnx.Param(weights @ self.relative_embedding[...]),
-            length,
-        )
+        self.relative_embedding = nnx.Param(weights @ self.relative_embedding[...])
+        self.length = length
 
 
 class PreActivationUnit(nnx.Module):
@@ -254,7 +252,6 @@ class ResNet(nnx.Module):
       width: factor that multiplies all numbers of channels.
       stem: layers before the first stage. `large`: a 7x7 convolution and a pooling, each with
         stride 2. `small`: a 3x3 convolution with stride 1, for images of about 32 pixels.
-      channels: number of channels of the images.
       preactivation: True for BiT's units, False for the hybrids' units.
       epsilons: library whose epsilons the norms and the weight standardization use, `google` or
         `timm`.
@@ -441,12 +438,7 @@ def classifier(inputs: int, options: HeadOptions, rngs: nnx.Rngs) -> nnx.Linear 
 def linear_head(
     inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs, std: float = 0.0
 ) -> nnx.Linear:
-    """Returns a linear classification head in float32; by default its initial outputs are `bias`.
-
-    Args:
-      bias: initial value of the biases.
-      std: standard deviation of the initial kernel; 0: zeros.
-    """
+    """Returns a classification head in float32; its kernel is drawn with `std`, or zeros for 0."""
     return nnx.Linear(
         inputs,
         num_classes,

@@ -103,10 +103,6 @@ def _opened(
 def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> TextOptions:
     """Returns the arguments of a run's text tower.
 
-    Args:
-      output_dim: width of the image tower's embeddings.
-      dtype: dtype of the computation.
-
     Raises:
       UserError: the tokenizer does not exist, or the number of heads does not divide the width.
     """

@@ -78,6 +78,20 @@ def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMS
     return kind(dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs, **first)
 
 
+def cut_windows(x: jax.Array, window: tuple[int, int]) -> jax.Array:
+    """Cuts maps `[batch, height, width, ...]` into windows, `[batch, windows, positions, ...]`."""
+    (batch, height, width, *rest), (rows, columns) = x.shape, window
+    x = x.reshape(batch, height // rows, rows, width // columns, columns, *rest).swapaxes(2, 3)
+    return x.reshape(batch, -1, rows * columns, *rest)
+
+
+def join_windows(x: jax.Array, size: tuple[int, int], window: tuple[int, int]) -> jax.Array:
+    """Inverts `cut_windows` for maps of this height and width."""
+    (height, width), (rows, columns), rest = size, window, x.shape[3:]
+    x = x.reshape(len(x), height // rows, width // columns, rows, columns, *rest).swapaxes(2, 3)
+    return x.reshape(len(x), height, width, *rest)
+
+
 class Attention(nnx.Module):
     """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once.
 
@@ -218,11 +232,7 @@ class Attention(nnx.Module):
     def project(
         self, x: jax.Array, read: int | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries, keys and values, each `[batch, ..., tokens, heads, head_dim]`.
-
-        Args:
-          read: compute queries of the first `read` tokens only; None: of all tokens.
-        """
+        """Returns queries, keys and values, each `[batch, ..., tokens, heads, head_dim]`."""
         kernel = self.qkv.kernel[...].astype(x.dtype)
         bias = self._biases(x.dtype)
         if platform() == "gpu":
@@ -251,16 +261,7 @@ class Attention(nnx.Module):
 
 
 def _flat_product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Computes `x @ kernel + bias` by one product of 2-D matrices.
-
-    Args:
-      x: `[..., dim]`.
-      kernel: `[dim, heads, head_dim]`.
-      bias: `[heads, head_dim]`, or None.
-
-    Returns:
-      `[..., heads, head_dim]`.
-    """
+    """Computes `x @ kernel + bias` by one product of 2-D matrices."""
     product = x @ kernel.reshape(kernel.shape[0], -1)
     product = product if bias is None else product + bias.reshape(-1)
     return product.reshape(*product.shape[:-1], *kernel.shape[1:])
@@ -436,16 +437,13 @@ class WindowBlock(EncoderBlock):
         x = x.reshape(len(x), rows, columns, *x.shape[2:])
         if any(more):
             x = jnp.pad(x, ((0, 0), (0, more[0]), (0, more[1]), *((0, 0),) * (x.ndim - 3)))
-        batch, height, width, *rest = x.shape
-        x = x.reshape(batch, height // side, side, width // side, side, *rest).swapaxes(2, 3)
-        return x.reshape(batch, -1, side * side, *rest)
+        return cut_windows(x, (side, side))
 
     def _joined(self, x: jax.Array) -> jax.Array:
         """Inverts `_windows`: returns `[batch, rows * columns, dim]`."""
         (rows, columns), side = self.grid, self.window
-        down, across = -(-rows // side), -(-columns // side)
-        x = x.reshape(len(x), down, across, side, side, -1).swapaxes(2, 3)
-        x = x.reshape(len(x), down * side, across * side, -1)[:, :rows, :columns]
+        size = rows + -rows % side, columns + -columns % side
+        x = join_windows(x, size, (side, side))[:, :rows, :columns]
         return x.reshape(len(x), rows * columns, -1)
 
 

@@ -30,14 +30,11 @@ class DetectionHead(nnx.Module):
     """Head that predicts boxes and class scores of a fixed number of objects.
 
     Args:
-      model: the image model; it may contain shapes in place of arrays.
-      num_classes: number of classes.
       dim: width of the feature pyramid and of the decoder.
       queries: number of predicted objects; at most the number of positions of the pyramid.
       depth: number of decoder layers. 0: there is no decoder, and the head predicts the proposals.
       masks: also predict a mask of each object.
       frozen: True if the model is not trained. The model then runs without dropout.
-      rngs: random keys for initialization.
     """
 
     def __init__(
@@ -124,10 +121,7 @@ def detection_head(
     frozen: bool = False,
     rngs: nnx.Rngs,
 ) -> DetectionHead:
-    """Returns the detection head that a config selects.
-
-    The model may contain shapes in place of arrays.
-    """
+    """Returns the detection head that a config selects."""
     sizes: dict[str, Any] = dict(dim=options.dim, queries=options.queries, depth=options.depth)
     sizes["masks"] = options.masks
     return DetectionHead(model, num_classes, **sizes, frozen=frozen, rngs=rngs)
@@ -145,12 +139,7 @@ class Predictor(nnx.Module):
         self.boxes = nnx.Linear(dim, 4, kernel_init=nnx.initializers.zeros, rngs=rngs)
 
     def __call__(self, x: jax.Array, boxes: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns logits `[batch, queries, classes]` and boxes `[batch, queries, 4]` in [0, 1].
-
-        Args:
-          x: `[batch, queries, dim]`.
-          boxes: reference boxes, `[batch, queries, 4]`.
-        """
+        """Returns logits `[batch, queries, classes]` and boxes `[batch, queries, 4]` in [0, 1]."""
         changes = x
         for layer in self.hidden:
             changes = nnx.relu(layer(changes))
@@ -176,7 +165,6 @@ class DecoderLayer(nnx.Module):
         """Returns the queries after this layer, and their class logits and boxes.
 
         Args:
-          x: queries, `[batch, queries, dim]`.
           boxes: the queries' boxes before this layer, `[batch, queries, 4]`.
           memory: features of all positions of the pyramid, `[batch, positions, dim]`.
           positions: position embeddings of these positions, `[positions, dim]`.
