@@ -11,12 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.interop.checkpoint import (
-    Checkpoint,
-    check_finite,
-    model_name,
-    sketch,
-)
+from vit_jax.interop.checkpoint import Checkpoint, check_finite, model_name, sketch
 from vit_jax.models import family_of
 from vit_jax.models.family import Change
 from vit_jax.models.model_card import parameter_shapes

@@ -327,8 +327,7 @@ def _values_of_run(source: str, workdir: Path) -> dict[str, Any]:
     assert checkpoint.objective is not None
     options, files = ContrastiveOptions(**checkpoint.objective.values), workdir / OBJECTIVE_FILES
     return {name: getattr(options, name) for name in _OF_TOWERS} | dict(
-        tokenizer=str(files) if files.is_dir() else options.tokenizer,
-        vocabulary=options.vocabulary,
+        tokenizer=str(files) if files.is_dir() else options.tokenizer, vocabulary=options.vocabulary
     )
 
 

@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, write_safetensors
+from vit_jax.interop.tensor_files import (
+    Tensor,
+    check_float,
+    open_tensors,
+    without_prefix,
+    write_safetensors,
+)
 from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
@@ -128,9 +134,8 @@ def open_objective_files(
         return {path: functools.partial(read, path) for path in shapes}
 
     state = {
-        path.removeprefix(_STATE): tensor._replace(read=functools.partial(read, path))
-        for path, tensor in tensors.items()
-        if path.startswith(_STATE)
+        path: tensor._replace(read=functools.partial(read, _STATE + path))
+        for path, tensor in without_prefix(tensors, _STATE).items()
     }
     return ObjectiveParams(
         name, values, sources, lambda: shapes_by_path, state, model_values=model_values

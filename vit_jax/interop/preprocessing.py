@@ -20,10 +20,7 @@ _PILLOW = {1: "lanczos", 2: "bilinear_antialias", 3: "bicubic"}
 _PILLOW_NAMES = {0: "nearest", 4: "box", 5: "hamming"}
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-CLIP = {
-    "mean": (0.48145466, 0.4578275, 0.40821073),
-    "std": (0.26862954, 0.26130258, 0.27577711),
-}
+CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
 # Defaults of Transformers' image processors.
 _SQUARE = {"height": 224, "width": 224}

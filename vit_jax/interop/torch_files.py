@@ -212,9 +212,7 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
     return [*notes, *assumptions, _preprocessing_note(config["pretrained_cfg"])]
 
 
-def _model_tensors(
-    named: list[tuple[str, Any]],
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def _model_tensors(named: list[tuple[str, Any]]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Separates the model's tensors from the names of those used in pre-training only.
 
     Raises:
@@ -276,11 +274,7 @@ def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def _write_with_config_files(
-    tensors: dict[str, np.ndarray],
-    folder: Path,
-    described: Path,
-    weights: str,
-    pixels: str | None,
+    tensors: dict[str, np.ndarray], folder: Path, described: Path, weights: str, pixels: str | None
 ) -> Path:
     """Writes tensors with unchanged names to a folder, and copies the library's JSON files.
 

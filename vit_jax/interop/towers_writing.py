@@ -13,12 +13,7 @@ from vit_jax.interop.image_text import TextPart, open_text, towers_at
 from vit_jax.interop.open_clip import open_clip_towers
 from vit_jax.interop.reading import open_files
 from vit_jax.interop.tensor_files import whole, write_npz
-from vit_jax.interop.towers_format import (
-    Towers,
-    TowersFormat,
-    copy_tokenizer,
-    describe_tokenizer,
-)
+from vit_jax.interop.towers_format import Towers, copy_tokenizer, describe_tokenizer
 from vit_jax.interop.transformers import transformers_towers
 from vit_jax.interop.writing import compare_arguments, compare_parameters, write_folder
 from vit_jax.models import family_of
@@ -53,7 +48,10 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
       UserError: the library has no model with these arguments, or the destination exists.
     """
     form = FORMATS[library]
-    _check_destination(destination, form)
+    if (destination.suffix == ".npz") != (form.tensors is None):
+        raise UserError(
+            f"{destination}: give FILE.npz for big_vision, or a new folder for the other libraries"
+        )
     if not towers.text_part.tokenizer.files:
         raise UserError(
             f"{form.title} has no tokenizer of UTF-8 bytes: only runs with a folder in "
@@ -79,14 +77,6 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
         compare_parameters(written, form.title, read)
         _compare_text(open_text(path, tokenizer_folder), towers.text_part, form.title)
     return content.notes
-
-
-def _check_destination(destination: Path, form: TowersFormat) -> None:
-    """Raises UserError if a path has a wrong suffix for the format."""
-    if (destination.suffix == ".npz") != (form.tensors is None):
-        raise UserError(
-            f"{destination}: give FILE.npz for big_vision, or a new folder for the other libraries"
-        )
 
 
 def _compare_text(written: TextPart, text_part: TextPart, title: str) -> None:

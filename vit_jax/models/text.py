@@ -1,6 +1,6 @@
 """Text towers of CLIP (Radford et al., 2021) and SigLIP (Zhai et al., 2023)."""
 
-import functools
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,10 @@ class TextTower(nnx.Module):
         )
         # Standard deviations of token and position embeddings in CLIP's and in big_vision's code.
         stds = (0.02, 0.01) if options.causal else (options.dim**-0.5, options.dim**-0.5)
+        embed = partial(nnx.Embed, features=options.dim, dtype=stack.dtype, rngs=rngs)
         tokens, positions = map(nnx.initializers.normal, stds)
-        self.token_embedding = nnx.Embed(
-            options.vocabulary, options.dim, embedding_init=tokens, dtype=stack.dtype, rngs=rngs
-        )
-        self.position_embedding = nnx.Embed(
-            options.length, options.dim, embedding_init=positions, dtype=stack.dtype, rngs=rngs
-        )
+        self.token_embedding = embed(options.vocabulary, embedding_init=tokens)
+        self.position_embedding = embed(options.length, embedding_init=positions)
         self.blocks = nnx.Dict(
             {f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(options.depth)}
         )
@@ -93,7 +90,7 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
     )
 
 
-@functools.lru_cache(maxsize=2)  # A run opens its tokenizer several times, which can take a second.
+@lru_cache(maxsize=2)  # A run opens its tokenizer several times, which can take a second.
 def _opened(
     folder: str, length: int, cleaning: str, vocabulary: int | None, identity: str
 ) -> Tokenizer:

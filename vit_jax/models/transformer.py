@@ -103,15 +103,9 @@ class Attention(nnx.Module):
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
         dim, heads, head_dim = stack.dim, stack.heads, stack.head_dim
-        dtype, scheme = stack.dtype, stack.scheme
-        self.qkv = linear_general(
-            dim,
-            (3, heads, head_dim),
-            kernel_init=scheme.qkv,
-            use_bias=stack.qkv_bias == "all",
-            dtype=dtype,
-            rngs=rngs,
-        )
+        dense, scheme = partial(linear_general, dtype=stack.dtype, rngs=rngs), stack.scheme
+        biased = stack.qkv_bias == "all"
+        self.qkv = dense(dim, (3, heads, head_dim), kernel_init=scheme.qkv, use_bias=biased)
         if stack.qkv_bias == "qv":
             self.qkv.bias = nnx.Param(initializers.full((2, heads, head_dim), 0))
         self.query_norm = make_norm(head_dim, stack, rngs) if stack.qk_norm else None
@@ -124,14 +118,8 @@ class Attention(nnx.Module):
         if stack.rope == "mixed":
             self.frequencies = nnx.Param(mixed_frequencies(heads, head_dim, rngs))
         self.norm = make_norm(dim, stack, rngs) if stack.sub_norm == "both" else None
-        self.out = linear_general(
-            (heads, head_dim),
-            dim,
-            axis=(-2, -1),
-            kernel_init=scheme.out,
-            use_bias=stack.bias,
-            dtype=dtype,
-            rngs=rngs,
+        self.out = dense(
+            (heads, head_dim), dim, axis=(-2, -1), kernel_init=scheme.out, use_bias=stack.bias
         )
         self.qkv_bias, self.rope, self.dropout = stack.qkv_bias, stack.rope, stack.attention_dropout
 
@@ -191,11 +179,9 @@ class Attention(nnx.Module):
             # Attention with a mask is slower.
             first, last = jnp.split(query, [query.shape[1] - mask.shape[1]], axis=1)
             masked = jnp.where(mask, 0, MASKED)[:, None]
-            parts = (
-                attend(first, key, value, **drops),
-                attend(last, key, value, bias=masked, **drops),
-            )
-            out = jnp.concatenate(parts, axis=1)
+            first = attend(first, key, value, **drops)
+            last = attend(last, key, value, bias=masked, **drops)
+            out = jnp.concatenate([first, last], axis=1)
         out = named("heads", out.reshape(query.shape))
         if self.norm is not None:
             out = named("heads", self.norm(out.reshape(*out.shape[:-2], -1)).reshape(out.shape))
@@ -454,26 +440,12 @@ class AttentionPooling(nnx.Module):
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
-        dim, heads, head_dim, dtype = stack.dim, stack.heads, stack.head_dim, stack.dtype
-        self.probe = nnx.Param(initializers.xavier()(rngs.params(), (1, 1, dim)))
-        self.query = nnx.LinearGeneral(
-            dim, (heads, head_dim), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
-        )
-        self.key_value = nnx.LinearGeneral(
-            dim,
-            (2, heads, head_dim),
-            kernel_init=initializers.xavier(parts=2),
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.out = nnx.LinearGeneral(
-            (heads, head_dim),
-            dim,
-            axis=(-2, -1),
-            kernel_init=initializers.xavier(),
-            dtype=dtype,
-            rngs=rngs,
-        )
+        dim, heads, xavier = stack.dim, (stack.heads, stack.head_dim), initializers.xavier
+        dense = partial(nnx.LinearGeneral, dtype=stack.dtype, rngs=rngs)
+        self.probe = nnx.Param(xavier()(rngs.params(), (1, 1, dim)))
+        self.query = dense(dim, heads, kernel_init=xavier())
+        self.key_value = dense(dim, (2, *heads), kernel_init=xavier(parts=2))
+        self.out = dense(heads, dim, axis=(-2, -1), kernel_init=xavier())
         self.norm = make_norm(dim, stack, rngs)
         plain = dict(
             mlp="gelu", dropout=0.0, bias=True, sub_norm="none", scheme=initializers.SCHEMES["flax"]

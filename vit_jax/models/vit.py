@@ -612,29 +612,15 @@ def _resnet(options: ViTOptions, rngs: nnx.Rngs) -> ResNet | None:
 
 def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
     """Returns the settings of a ViT's encoder layers; for `offsets` and `biases` see `Stack`."""
-    return Stack(
-        dim=options.dim,
-        heads=options.heads,
-        mlp_dim=options.mlp_dim,
-        mlp=options.mlp,
-        gelu=options.gelu,
-        dropout=options.dropout,
-        attention_dropout=options.attention_dropout,
-        depth_by=options.depth_by,
-        layer_scale=options.layer_scale,
-        qk_norm=options.qk_norm,
-        qkv_bias=options.qkv_bias,
-        bias=options.bias,
-        norm=options.norm,
-        norm_at=options.norm_at,
-        sub_norm=options.sub_norm,
-        rope=options.rope,
+    names = [field.name for field in dataclasses.fields(Stack) if hasattr(options, field.name)]
+    values = {name: getattr(options, name) for name in names} | dict(
         offsets=offsets,
         biases=biases,
         epsilon=options.norm_epsilon,
         scheme=initializers.SCHEMES[options.initialization],
         dtype=jnp.dtype(options.dtype),
     )
+    return Stack(**values)
 
 
 def _check_together(options: ViTOptions, stride: int) -> None:

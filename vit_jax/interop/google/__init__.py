@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vit_jax.interop.library import Library, load_formats
 from vit_jax.interop.preprocessing import Preprocessing
-from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.tensor_files import Tensor, without_prefix
 
 STARTS = ("params/", "opt/target/")  # Prefixes of a model's parameters in a file.
 TOWERS_PREPROCESSING = Preprocessing("square", Fraction(1), "bilinear")  # Of image-text models.
@@ -32,12 +32,7 @@ def _prepare(
     if f"{prefix}img/embedding/kernel" in tensors:
         prefix += "img/"
     by_kind = any(re.search("encoderblock.*/MlpBlock_0/", name) for name in tensors)
-    model_tensors = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
-    return model_tensors, dict(prefix=prefix, by_kind=by_kind)
+    return without_prefix(tensors, prefix), dict(prefix=prefix, by_kind=by_kind)
 
 
 def _preprocessing(

@@ -14,7 +14,7 @@ from vit_jax.interop import google
 from vit_jax.interop.google import google_vit
 from vit_jax.interop.layout import BLOCK, LEADING, Rule
 from vit_jax.interop.library import Tensors, TextFormat
-from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.tensor_files import Tensor, without_prefix
 from vit_jax.options.text import TextOptions
 
 _STARTS = (*google.STARTS, "")
@@ -78,11 +78,7 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
     if not starts:
         raise UserError("the checkpoint has no text tower: there are no arrays called txt/...")
     prefix = starts[0] + _TOWER
-    tower = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    tower = without_prefix(tensors, prefix)
     for name, words in {
         "Embed_0/embedding": "of another kind, such as the BERT of LiT",
         "head/kernel": "without a projection to the embeddings",

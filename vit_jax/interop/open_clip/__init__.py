@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import timm
 from vit_jax.interop.library import Library, load_formats
 from vit_jax.interop.preprocessing import CLIP
-from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.tensor_files import Tensor, without_prefix
 from vit_jax.models.image_model import height_and_width
 
 _TOWER, _TIMM = "visual.", "visual.trunk."
@@ -33,9 +33,7 @@ def _prepare(
     config = config | dict(pretrained_cfg=_pretrained_config(tensors, config))
     if config["model_cfg"]["vision_cfg"].get("timm_model_name"):
         return _prepare_timm(path, tensors, config)
-    tower_tensors = {
-        name.removeprefix(_TOWER): x for name, x in tensors.items() if name.startswith(_TOWER)
-    }
+    tower_tensors = without_prefix(tensors, _TOWER)
     if "proj" in tower_tensors:  # The head has no bias.
         classes = tower_tensors["proj"].shape[1]
         tower_tensors["proj.bias"] = Tensor(
@@ -79,9 +77,7 @@ def _prepare_timm(
             raise UserError(
                 f"an open_clip model of timm's {architecture} with {name} is unsupported"
             )
-    tower_tensors = {
-        name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)
-    }
+    tower_tensors = without_prefix(tensors, _TIMM)
     # The projection to the embedding is the head of timm's model (`trunk`). If the model has
     # attention pooling, there is no head, and the output of the pooling is the embedding.
     pooling = tower.get("timm_pool")

@@ -24,14 +24,7 @@ from vit_jax.published.unheld import refuse_unheld
 # parses names of timm's architectures.
 _MODULES = tuple(
     import_module(f"{__name__}.{module}")
-    for module in (
-        "timm_beit",
-        "timm_bit",
-        "timm_convnext",
-        "timm_eva",
-        "timm_swin",
-        "timm_vit",
-    )
+    for module in ("timm_beit", "timm_bit", "timm_convnext", "timm_eva", "timm_swin", "timm_vit")
 )
 
 

@@ -236,10 +236,7 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
     pooling = next((ours for ours, name in POOLINGS.items() if name == global_pool), None)
     has_cls = "cls_token" in shapes
     values = dict(
-        pooling=pooling,
-        cls_token=has_cls and pooling != "cls",
-        pool_all=False,
-        pool_heads=None,
+        pooling=pooling, cls_token=has_cls and pooling != "cls", pool_all=False, pool_heads=None
     )
     if pooling == "map":
         if shapes["attn_pool.mlp.fc1.weight"][0] != shapes["blocks.0.mlp.fc2.weight"][1]:

@@ -3,16 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import (
-    BLOCK,
-    FLAT,
-    LINEAR,
-    SAME,
-    Layout,
-    Rule,
-    names_of,
-    torch_dense,
-)
+from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, SAME, Layout, Rule, names_of, torch_dense
 from vit_jax.interop.library import ObjectiveFormat, write_image_size
 from vit_jax.interop.objective_files import MASK
 from vit_jax.models.image_model import height_and_width

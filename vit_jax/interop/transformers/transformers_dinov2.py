@@ -29,10 +29,7 @@ from vit_jax.models.image_model import height_and_width
 from vit_jax.models.vit import ViT
 
 # Maps Transformers' model type to the start of its class names, such as Dinov2Model.
-_START = {
-    "dinov2": "Dinov2",
-    "dinov2_with_registers": "Dinov2WithRegisters",
-}
+_START = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
 _LAYER = "encoder.layer.{0}."
 _QKV = tuple(f"{_LAYER}attention.attention.{part}" for part in ("query", "key", "value"))
 _RULES = (

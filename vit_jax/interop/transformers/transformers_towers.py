@@ -46,7 +46,9 @@ def _describe(towers: Towers) -> TowersFiles:
         )
     files = library.files(image.described, values, towers.preprocessing, (), "softmax") or {}
     files["config.json"] = _config(kind, files["config.json"], text_config)
-    _name_processor(files["preprocessor_config.json"], kind)
+    processor = files["preprocessor_config.json"]
+    name = processor["image_processor_type"].removesuffix("ImageProcessor")
+    processor["image_processor_type"] = f"{_PROCESSORS.get((kind, name), name)}ImageProcessor"
     arrays = image.arrays | text_arrays(text_rules(kind), text_part, _TITLE)
     arrays |= similarity_arrays(text_part, () if kind == "clip" else (1,))
     unwritten = lost(
@@ -72,13 +74,6 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
         vision_config=vision,
     )
     return described | (dict(projection_dim=text["projection_dim"]) if kind == "clip" else {})
-
-
-def _name_processor(processor: dict, kind: str) -> None:
-    """Replaces the class of the image processor by the model type's own class, if it exists."""
-    name = processor["image_processor_type"].removesuffix("ImageProcessor")
-    name = _PROCESSORS.get((kind, name), name)
-    processor["image_processor_type"] = f"{name}ImageProcessor"
 
 
 FORMAT = TowersFormat(_TITLE, _describe, "model.safetensors")

@@ -37,6 +37,7 @@ class BatchNorm(nnx.Module):
 
     Args:
       name: key of this norm in `Statistics`, unique in the head.
+      channels: number of channels.
     """
 
     def __init__(self, name: str, channels: int):

@@ -8,6 +8,7 @@ in their repositories.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -223,38 +224,27 @@ class DPT(DepthHead):
         self, options: DepthOptions, model: ImageModel, *, frozen: bool = False, rngs: nnx.Rngs
     ):
         super().__init__(options, model, 4, frozen=frozen)
-        dtype, dim, width = jnp.dtype(model.options.dtype), options.dim, widths_of(model)[-1]
+        values: dict[str, Any] = dict(dtype=jnp.dtype(model.options.dtype), rngs=rngs)
+        dim, width, lecun = options.dim, widths_of(model)[-1], initializers.lecun()
         widths = [max(1, width // 2 ** (3 - level)) for level in range(4)]
-
-        def dense(inputs, outputs):
-            return nnx.Linear(
-                inputs, outputs, kernel_init=initializers.lecun(), dtype=dtype, rngs=rngs
-            )
-
-        self.readout = nnx.List(
-            [dense(2 * width, width) for _ in widths] if self.class_token else []
-        )
+        dense = partial(nnx.Linear, kernel_init=lecun, **values)
+        readouts = 4 if self.class_token else 0
+        self.readout = nnx.List([dense(2 * width, width) for _ in range(readouts)])
         self.project = nnx.List([dense(width, channels) for channels in widths])
         self.resize = nnx.List(
             [
-                Upsampling(widths[0], widths[0], 4, dtype=dtype, rngs=rngs),
-                Upsampling(widths[1], widths[1], 2, dtype=dtype, rngs=rngs),
-                conv(widths[3], widths[3], stride=2, dtype=dtype, rngs=rngs),
+                Upsampling(widths[0], widths[0], 4, **values),
+                Upsampling(widths[1], widths[1], 2, **values),
+                conv(widths[3], widths[3], stride=2, **values),
             ]
         )
-        self.convs = nnx.List(
-            [conv(channels, dim, bias=False, dtype=dtype, rngs=rngs) for channels in widths]
-        )
-        self.fusion = nnx.List(
-            [Fusion(dim, skips=level > 0, dtype=dtype, rngs=rngs) for level in range(4)]
-        )
-        self.fused = conv(dim, dim, dtype=dtype, rngs=rngs)
+        self.convs = nnx.List([conv(channels, dim, bias=False, **values) for channels in widths])
+        self.fusion = nnx.List([Fusion(dim, skips=level > 0, **values) for level in range(4)])
+        self.fused = conv(dim, dim, **values)
         half = max(1, dim // 2)
-        self.halve = conv(dim, half, dtype=dtype, rngs=rngs)
-        self.hidden = conv(half, HIDDEN, dtype=dtype, rngs=rngs)
-        self.classifier = nnx.Linear(
-            HIDDEN, options.bins, kernel_init=initializers.lecun(), rngs=rngs
-        )
+        self.halve = conv(dim, half, **values)
+        self.hidden = conv(half, HIDDEN, **values)
+        self.classifier = nnx.Linear(HIDDEN, options.bins, kernel_init=lecun, rngs=rngs)
 
     def decode(self, layers: Sequence[Layer]) -> jax.Array:
         pyramid = [

@@ -62,11 +62,7 @@ class DetectionHead(nnx.Module):
         self.masks = MaskBranch(dim, rngs=rngs) if masks else None
 
     def __call__(
-        self,
-        model: ImageModel,
-        images: jax.Array,
-        rngs: nnx.Rngs | None = None,
-        state: Any = None,
+        self, model: ImageModel, images: jax.Array, rngs: nnx.Rngs | None = None, state: Any = None
     ) -> dict[str, jax.Array]:
         """Returns the proposals, and the predictions after each decoder layer.
 
@@ -139,7 +135,12 @@ class Predictor(nnx.Module):
         self.boxes = nnx.Linear(dim, 4, kernel_init=nnx.initializers.zeros, rngs=rngs)
 
     def __call__(self, x: jax.Array, boxes: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns logits `[batch, queries, classes]` and boxes `[batch, queries, 4]` in [0, 1]."""
+        """Returns logits `[batch, queries, classes]` and boxes `[batch, queries, 4]` in [0, 1].
+
+        Args:
+          x: `[batch, queries, dim]`.
+          boxes: reference boxes, `[batch, queries, 4]`.
+        """
         changes = x
         for layer in self.hidden:
             changes = nnx.relu(layer(changes))
@@ -165,6 +166,7 @@ class DecoderLayer(nnx.Module):
         """Returns the queries after this layer, and their class logits and boxes.
 
         Args:
+          x: queries, `[batch, queries, dim]`.
           boxes: the queries' boxes before this layer, `[batch, queries, 4]`.
           memory: features of all positions of the pyramid, `[batch, positions, dim]`.
           positions: position embeddings of these positions, `[positions, dim]`.

@@ -92,7 +92,15 @@ class Windows(NamedTuple):
         return len(self.rows.starts) * len(self.columns.starts)
 
     def cut(self, image: np.ndarray) -> list[np.ndarray]:
-        """Cuts the resized image into windows, in raster order."""
+        """Cuts the resized image into windows, in raster order.
+
+        Args:
+          image: the resized image, `[height, width, channels]`, with the height and width
+            `resized`.
+
+        Returns:
+          A list of arrays `[height, width, channels]` with the height and width of a window.
+        """
         return [
             image[top : top + self.rows.window, left : left + self.columns.window]
             for top in self.rows.starts
