@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -58,6 +58,14 @@ def linear_general(
         if parameter is not None and isinstance(parameter.get_value(), np.ndarray):
             parameter.set_value(jax.device_put(parameter.get_value(), may_alias=True))
     return layer
+
+
+def numbered(layers: Iterable[nnx.Module], first: int = 0) -> nnx.Dict:
+    """Returns layers by their numbers, as strings with two digits, beginning with `first`.
+
+    The sorted paths of a checkpoint are then in the order of the layers.
+    """
+    return nnx.Dict({f"{number:02d}": layer for number, layer in enumerate(layers, first)})
 
 
 def named(name: str, x: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -191,9 +192,7 @@ class PreActivationUnit(nnx.Module):
     """BiT's residual unit: norm, ReLU, convolution, three times; no activation after the sum."""
 
     def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
-        def conv(*sizes, stride=1):
-            return StdConv(*sizes, stride=stride, rules=rules, dtype=dtype, rngs=rngs)
-
+        conv = partial(StdConv, rules=rules, dtype=dtype, rngs=rngs)
         self.norm1 = group_norm(inputs, rules, dtype, rngs)
         self.conv1 = conv(inputs, middle, 1)
         self.norm2 = group_norm(middle, rules, dtype, rngs)
@@ -223,9 +222,7 @@ class PostActivationUnit(nnx.Module):
     """
 
     def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
-        def conv(*sizes, stride=1):
-            return StdConv(*sizes, stride=stride, rules=rules, dtype=dtype, rngs=rngs)
-
+        conv = partial(StdConv, rules=rules, dtype=dtype, rngs=rngs)
         self.conv1, self.norm1 = conv(inputs, middle, 1), group_norm(middle, rules, dtype, rngs)
         self.conv2 = conv(middle, middle, 3, stride=stride)
         self.norm2 = group_norm(middle, rules, dtype, rngs)

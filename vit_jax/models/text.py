@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.models.layers import named
+from vit_jax.models.layers import named, numbered
 from vit_jax.models.text_tokens import Tokenizer, open_tokenizer, tokenizer_identity
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
 from vit_jax.options.objective import ContrastiveOptions
@@ -40,9 +40,7 @@ class TextTower(nnx.Module):
         tokens, positions = map(nnx.initializers.normal, stds)
         self.token_embedding = embed(options.vocabulary, embedding_init=tokens)
         self.position_embedding = embed(options.length, embedding_init=positions)
-        self.blocks = nnx.Dict(
-            {f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(options.depth)}
-        )
+        self.blocks = numbered(EncoderBlock(stack, rngs=rngs) for _ in range(options.depth))
         self.norm = make_norm(options.dim, stack, rngs)
         self.head = nnx.Linear(
             options.dim, options.output_dim, use_bias=options.head_bias, rngs=rngs

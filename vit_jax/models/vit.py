@@ -23,7 +23,7 @@ from vit_jax.models.attention import cudnn_takes
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImagesLike, TokenModel, height_and_width
-from vit_jax.models.layers import captures, named, platform, rising, run_layers
+from vit_jax.models.layers import captures, named, numbered, platform, rising, run_layers
 from vit_jax.models.position import (
     FIXED,
     ROPES,
@@ -159,9 +159,7 @@ class ViT(TokenModel):
                 return WindowBlock(self.grid, options.window, layer_stack, rate, rngs=rngs)
             return EncoderBlock(layer_stack, rate, rngs=rngs)
 
-        # The keys, the numbers of the layers, are zero-padded strings. Therefore the sorted paths
-        # of a checkpoint are in the order of the layers.
-        self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
+        self.blocks = numbered(map(block, range(self.depth)))
 
     def _layer_stack(self, scheme: initializers.Scheme, layer: int, depth: int) -> Stack:
         """Returns the settings of a layer, with the layer's own initializers."""

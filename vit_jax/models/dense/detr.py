@@ -18,6 +18,7 @@ from vit_jax.models.attention import attend
 from vit_jax.models.dense.neck import NormedConv, make_neck, places_of
 from vit_jax.models.dense.pyramid import pyramid, widths_of
 from vit_jax.models.image_model import ImageModel
+from vit_jax.models.layers import numbered
 from vit_jax.options.objective import DetectionOptions
 
 HEAD_DIM = 32  # Number of channels of an attention head.
@@ -56,9 +57,7 @@ class DetectionHead(nnx.Module):
         self.level_embedding = nnx.Embed(levels, dim, rngs=rngs)
         self.propose = Predictor(dim, num_classes, rngs=rngs)
         self.query_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.layers = nnx.Dict(
-            {f"{layer:02d}": DecoderLayer(dim, num_classes, rngs=rngs) for layer in range(depth)}
-        )
+        self.layers = numbered(DecoderLayer(dim, num_classes, rngs=rngs) for _ in range(depth))
         self.masks = MaskBranch(dim, rngs=rngs) if masks else None
 
     def __call__(
