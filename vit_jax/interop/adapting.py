@@ -11,12 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.interop.checkpoint import (
-    Checkpoint,
-    check_finite,
-    model_name,
-    sketch,
-)
+from vit_jax.interop.checkpoint import Checkpoint, check_finite, model_name, sketch
 from vit_jax.models import family_of
 from vit_jax.models.family import Change
 from vit_jax.models.model_card import parameter_shapes
@@ -110,11 +105,7 @@ class _Adapter:
         self.report = Fit([], [], [], [])
 
     def source(self, path: str, shape: tuple[int, ...]) -> Read:
-        """Returns a function that reads a parameter of the adapted model.
-
-        Raises:
-          UserError: the checkpoint lacks the parameter, or its shape cannot be adapted.
-        """
+        """Returns a function that reads a parameter of the adapted model."""
         stored = self._stored(path, shape)
         same_shape = stored is not None and stored.shape == shape
         if path.startswith(self.rules.heads) and (self.new_head or not same_shape):
@@ -139,9 +130,6 @@ class _Adapter:
         The list `dropped` contains parameters that the new model does not use. The list `copied`
         contains parameters of all layers that the new model stores in each layer, such as a shared
         table of relative position biases.
-
-        Args:
-          paths: paths of the new model's parameters.
         """
         stored = self.checkpoint.shapes
         used = {self.rules.source_of(path, stored) for path in paths}
@@ -153,10 +141,6 @@ class _Adapter:
 
         If the number of channels changes, the kernel of an input convolution is converted to the
         new number of channels.
-
-        Args:
-          path: path of a parameter of the new model.
-          shape: shape of this parameter.
         """
         source = self.rules.source_of(path, self.checkpoint.shapes)
         if path in self.computed:
@@ -217,11 +201,6 @@ def _implied(known: dict[str, Any], changes: dict[str, Any], new_head: bool) -> 
     - If the new model has a new head, `pre_logits` becomes False.
     - If the number of channels changes, and `mean` or `std` has one value for each channel, the
       values are replaced by their average over the channels.
-
-    Args:
-      known: arguments of the checkpoint's model.
-      changes: requested arguments of the new model.
-      new_head: True if the new model has a new head.
     """
     implied = {}
     if new_head and known.get("pre_logits"):

@@ -94,10 +94,6 @@ def _numbers(value: Statistic) -> str:
 def all_names(names: Sequence, classes: int) -> tuple[str, ...]:
     """Returns a name for each class; classes without a name get their index as name.
 
-    Args:
-      names: the known class names.
-      classes: number of classes.
-
     Returns:
       The names; () if `names` is empty or has more names than classes.
     """
@@ -121,7 +117,6 @@ def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
     """Returns a module with its parameters, which are read and copied to the first device.
 
     Args:
-      module: a module with shapes in place of arrays.
       sources: maps the path of each parameter to a function that reads the parameter.
     """
     shapes = parameter_shapes(module)
@@ -139,12 +134,7 @@ def params_of(model: nnx.Module) -> dict[str, jax.Array]:
 
 
 def check_finite(values: np.ndarray, name: str) -> np.ndarray:
-    """Returns the values; raises UserError if any value is NaN or infinite.
-
-    Args:
-      values: a NumPy or JAX array.
-      name: name of the array, for the error message.
-    """
+    """Returns the values; raises UserError if any value is NaN or infinite."""
     # jax.numpy checks a JAX array on the device of the array.
     library = np if isinstance(values, np.ndarray) else jnp
     flat = values.reshape(-1)

@@ -9,6 +9,7 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, fill
+from vit_jax.interop.tensor_files import without_prefix
 from vit_jax.models.dense import make_head
 from vit_jax.models.dense.dense_model import DenseModel
 from vit_jax.models.dense.depth import depth_head
@@ -76,8 +77,7 @@ def with_head(task: Task[Kind], checkpoint: Checkpoint, model: ImageModel) -> Ki
     sources = objective.sources(shapes)
     head = fill(sketched, {path.removeprefix(_HEAD): read for path, read in sources.items()})
     statistics = {
-        tuple(path.removeprefix(_STATISTICS).split("/")): tensor.read()
-        for path, tensor in objective.state.items()
-        if path.startswith(_STATISTICS)
+        tuple(path.split("/")): tensor.read()
+        for path, tensor in without_prefix(objective.state, _STATISTICS).items()
     }
     return task.model(model, head, names, nnx.traversals.unflatten_mapping(statistics))

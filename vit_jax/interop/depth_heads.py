@@ -83,11 +83,7 @@ def read_depth_head(
 def _options(
     file: str, params: dict[str, np.ndarray], backbone: ImageOptions, max_depth: float | None
 ) -> DepthOptions:
-    """Returns the options of the training objective `depth` that create a published head.
-
-    Raises:
-      UserError: the head does not fit the backbone, or the data set is unknown.
-    """
+    """Returns the options of the training objective `depth` that create a published head."""
     if max_depth is None:
         name = Path(file).name.lower()
         max_depth = next((most for word, most in RANGES.items() if word in name), None)
@@ -110,11 +106,7 @@ def _options(
 
 
 def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts the tensors of a depth head to vit_jax's layout; returns them by vit_jax's path.
-
-    Raises:
-      UserError: the file does not contain a depth head of DINOv2.
-    """
+    """Converts the tensors of a depth head to vit_jax's layout; returns them by vit_jax's path."""
     renamed = {}
     for name, array in tensors.items():
         module, _, kind = name.removeprefix(START).rpartition(".")

@@ -16,14 +16,13 @@ from vit_jax.interop.checkpoint import Checkpoint, check_finite, fill
 from vit_jax.interop.google import google_text
 from vit_jax.interop.hub import download
 from vit_jax.interop.layout import Entry, entries
-from vit_jax.interop.library import Tensors
+from vit_jax.interop.library import Tensors, TextFormat
 from vit_jax.interop.objective_files import ObjectiveParams, Shapes, check_shapes
 from vit_jax.interop.open_clip import open_clip_text
 from vit_jax.interop.reading import MALFORMED, check_tensors, read_files
 from vit_jax.interop.tensor_files import check_float
-from vit_jax.interop.text_format import TextFormat
 from vit_jax.interop.transformers import transformers_text
-from vit_jax.models.model_card import abstract
+from vit_jax.models.model_card import abstract, parameter_shapes
 from vit_jax.models.text import TextTower, text_options, tokenizer_of
 from vit_jax.models.text_tokens import (
     BYTES,
@@ -143,10 +142,7 @@ def _tokenizer_folder(path: Path) -> Path:
 
 
 def _check_end(path: Path, options: TextOptions, tokenizer: Tokenizer) -> None:
-    """Checks that the tokenizer appends the end token that the text tower pools.
-
-    A text tower with `pooling="end"` computes a text's embedding from its output for the token
-    `options.end`. Text towers with another kind of pooling are not checked.
+    """Checks that the tokenizer appends the end token, if the text tower pools it.
 
     Raises:
       UserError: the tokenizer does not append the token `options.end`.
@@ -226,7 +222,9 @@ def text_params(place: Path) -> ObjectiveParams | None:
         check_shapes(str(place), "contrastive", text_shapes, shapes)
         return {path: found[path] for path in shapes}
 
-    text_shapes: Shapes = _text_shapes(form) | dict.fromkeys(numbers, ())
+    tower = abstract(partial(TextTower, form.options))
+    text_shapes = {f"text/{path}": shape for path, shape in parameter_shapes(tower).items()}
+    text_shapes |= dict.fromkeys(numbers, ())
     return ObjectiveParams("contrastive", contrastive_values(form), sources, lambda: text_shapes)
 
 
@@ -235,11 +233,6 @@ def check_tokenizer(place: str, objective: ObjectiveParams, options: Contrastive
 
     The check compares the tokens of a few words, and the padding token. Without the check, a run
     with a wrong tokenizer of the same vocabulary size would train without an error.
-
-    Args:
-      place: file, folder or workdir of the checkpoint.
-      objective: the checkpoint's parameters of the objective `contrastive`.
-      options: the run's options of the objective `contrastive`.
 
     Raises:
       UserError: the tokenizers differ.
@@ -334,22 +327,12 @@ def _values_of_run(source: str, workdir: Path) -> dict[str, Any]:
     assert checkpoint.objective is not None
     options, files = ContrastiveOptions(**checkpoint.objective.values), workdir / OBJECTIVE_FILES
     return {name: getattr(options, name) for name in _OF_TOWERS} | dict(
-        tokenizer=str(files) if files.is_dir() else options.tokenizer,
-        vocabulary=options.vocabulary,
+        tokenizer=str(files) if files.is_dir() else options.tokenizer, vocabulary=options.vocabulary
     )
 
 
-def _text_shapes(form: TextFormat) -> Shapes:
-    state = nnx.state(abstract(partial(TextTower, form.options)))
-    return {"text/" + "/".join(map(str, path)): x.shape for path, x in nnx.to_flat_state(state)}
-
-
 def _read_form(path: Path) -> tuple[TextFormat, Tensors]:
-    """Returns the text tower in another library's file or folder, and all tensors of the model.
-
-    Raises:
-      UserError: there is no text tower, or the files are damaged.
-    """
+    """Returns the text tower in another library's file or folder, and all tensors of the model."""
     config, tensors = read_files(path)
     return _form(path, config, tensors), tensors
 
@@ -377,7 +360,7 @@ def _sources(place: Path, form: TextFormat) -> dict[str, Callable[[], np.ndarray
     Raises:
       UserError: tensors are missing or have unexpected names or shapes.
     """
-    shapes = {path.removeprefix("text/"): shape for path, shape in _text_shapes(form).items()}
+    shapes = parameter_shapes(abstract(partial(TextTower, form.options)))
     mapped = entries(form.rules, shapes, form.title)
     check_tensors(place, mapped, form.tensors)
     for name, tensor in form.tensors.items():

@@ -29,7 +29,6 @@ def _layout(there: Callable, view: Callable) -> Layout:
     """Returns a layout from two functions, one for writing files and one for reading files.
 
     Args:
-      there: converts vit_jax's array to the library's tensor.
       view: called with the library's tensor and the shape of vit_jax's array; returns a view of the
         tensor with this shape.
     """
@@ -94,16 +93,15 @@ class Rule(NamedTuple):
     axis: int | None = None
 
 
+def names_of(rule: Rule) -> tuple[str, ...]:
+    """Returns the tensor names of a rule as a tuple, also if there is only one."""
+    return (rule.names,) if isinstance(rule.names, str) else rule.names
+
+
 def torch_dense(
     ours: str, theirs: str, kernel: Layout = LINEAR, bias: Layout = FLAT
 ) -> tuple[Rule, Rule]:
-    """Returns the rules for kernel and bias of a PyTorch layer.
-
-    Args:
-      ours: vit_jax's path of the layer, a regular expression.
-      theirs: the library's name of the layer.
-      kernel, bias: layouts of kernel and bias.
-    """
+    """Returns the rules for kernel and bias of a PyTorch layer."""
     return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(
         f"{ours}/bias", f"{theirs}.bias", bias
     )
@@ -118,7 +116,7 @@ def moved(rules: Iterable[Rule], start: str, other: str) -> tuple[Rule, ...]:
     """Selects the rules whose tensor names start with `start`; replaces this prefix by `other`."""
     found = []
     for rule in rules:
-        names = (rule.names,) if isinstance(rule.names, str) else rule.names
+        names = names_of(rule)
         if all(name.startswith(start) for name in names):
             found.append(
                 rule._replace(names=tuple(other + name.removeprefix(start) for name in names))
@@ -130,7 +128,6 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ..
     """Returns the number of residual units in each stage of a model, from its tensor names.
 
     Args:
-      names: names of all tensors.
       pattern: regular expression for the name of a unit's tensor, with groups for the index of the
         stage and the index of the unit.
       first: index of the first unit of a stage, 0 or 1.
@@ -206,12 +203,7 @@ class Entry(NamedTuple):
 
 
 def entries(rules: Iterable[Rule], shapes: dict[str, tuple[int, ...]], library: str) -> list[Entry]:
-    """Returns an `Entry` for each parameter of a model.
-
-    Args:
-      rules: the rules of the format; the first rule that matches a path is used.
-      shapes: shapes of the parameters by vit_jax's paths.
-      library: name of the library, for errors.
+    """Returns an `Entry` for each parameter of a model, by the first rule that matches its path.
 
     Raises:
       UserError: the format has no rule for a parameter.
@@ -222,8 +214,7 @@ def entries(rules: Iterable[Rule], shapes: dict[str, tuple[int, ...]], library: 
             if match := re.fullmatch(rule.path, path):
                 groups = [int(group) if group.isdigit() else group for group in match.groups()]
                 less = [group - 1 if isinstance(group, int) else None for group in groups]
-                names = (rule.names,) if isinstance(rule.names, str) else rule.names
-                names = tuple(name.format(*groups, m=less) for name in names)
+                names = tuple(name.format(*groups, m=less) for name in names_of(rule))
                 found.append(Entry(path, tuple(shape), names, rule.layout, rule.axis))
                 break
         else:

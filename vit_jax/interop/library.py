@@ -1,7 +1,7 @@
-"""Classes that describe a library's file formats: `Library`, `Format` and `ObjectiveFormat`."""
+"""Classes for file formats: `Library`, `Format`, `ObjectiveFormat` and `TextFormat`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from vit_jax.interop.objective_files import Shapes
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models.image_model import ImageModel
+from vit_jax.options.text import TextOptions
 
 Tensors = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
@@ -23,14 +24,10 @@ Values = dict[str, Any]  # Arguments of a model.
 REGULARISATION = {"dropout", "attention_dropout", "stochastic_depth", "uniform_depth", "depth_by"}
 REGULARISATION |= {"rope_rescale"}
 # Model arguments that do not change the outputs of a trained model at the model's image size.
-TRAINING_ONLY = REGULARISATION | {
-    "position_resize",
-    "head_bias",
-    "head_std",
-    "initialization",
-}
+TRAINING_ONLY = REGULARISATION | {"position_resize", "head_bias", "head_std", "initialization"}
 TRAINING_ONLY |= {"layer_scale", "remat", "scan", "dtype"}
-
+# Arguments whose values formats check by themselves, or that all files store.
+_STORED = TRAINING_ONLY | {"channels", "mean", "std", "norm_epsilon", "resnet_epsilons"}
 
 # The `problem_type` in Transformers' configs for each key of `PROBABILITIES`.
 PROBLEM_TYPES = {"softmax": "single_label_classification", "sigmoid": "multi_label_classification"}
@@ -60,13 +57,15 @@ def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
 
     The dict is empty if the model has no classes, or if `probabilities` is the default kind for
     this number of classes, as in `read_problem_type`.
-
-    Args:
-      num_classes: number of classes of the model.
-      probabilities: a key of `PROBABILITIES`, `softmax` or `sigmoid`.
     """
     is_default = not num_classes or read_problem_type({}, num_classes) == probabilities
     return {} if is_default else {"problem_type": PROBLEM_TYPES[probabilities]}
+
+
+def write_image_size(values: dict) -> int | list[int]:
+    """Returns a model's image size as an entry of `config.json`: one number if it is square."""
+    height, width = values["image_size"]
+    return height if height == width else [height, width]
 
 
 class ObjectiveFormat(NamedTuple):
@@ -104,8 +103,9 @@ class ObjectiveFormat(NamedTuple):
 class Format(NamedTuple):
     """A library's format for the models of one family, defined in a module of the library's folder.
 
-    Most attributes are functions. Their arguments are: `tensors`, the tensors of the files by name;
-    `config`, the content of `config.json` or {}; and the model's arguments, a dict.
+    Most attributes are functions; modules define them as `_arguments`, `_rename` and so on. Their
+    arguments are: `tensors`, the tensors of the files by name; `config`, the content of
+    `config.json` or {}; and the model's arguments, a dict.
 
     Attributes:
       model: the class of the models.
@@ -211,14 +211,7 @@ class Library(NamedTuple):
     def writes_objective(
         self, model: type[ImageModel], values: Values, name: str, objective_values: Values
     ) -> bool:
-        """Returns True if the library's files can contain an objective's parameters.
-
-        Args:
-          model: class of the model.
-          values: arguments of the model.
-          name: name of the objective.
-          objective_values: values of `config.objective`.
-        """
+        """Returns True if the library's files can contain an objective's parameters."""
         known = self.format_of(model, values).objective
         if known is None or known.name != name or known.describe is None:
             return False
@@ -251,20 +244,49 @@ def require_defaults(
     """
     for field in dataclasses.fields(model.options_type):
         name, always = field.name, only.get(field.name, field.default)
-        free = name in (
-            *stored,
-            *TRAINING_ONLY,
-            "channels",
-            "mean",
-            "std",
-            "norm_epsilon",
-            "resnet_epsilons",
-        )
-        unchecked = name not in only and (free or always is dataclasses.MISSING)
-        if not unchecked and values[name] != always:
+        free = name in stored or name in _STORED or always is dataclasses.MISSING
+        if name in only or not free:
+            require_one_of(title, values, **{name: (always,)})
+
+
+def require_one_of(title: str, values: Values, **supported: Collection) -> None:
+    """Raises UserError if a library does not support the value of an argument.
+
+    Args:
+      title: the library's name for models of this kind, for errors.
+      values: arguments of the model.
+      **supported: the supported values of each argument.
+    """
+    for name, known in supported.items():
+        if values[name] not in known:
             raise UserError(f"{title} has no {name}={values[name]!r}")
 
 
 def load_formats(package: str, *modules: str) -> tuple[Format, ...]:
     """Returns the variable `FORMAT` of each of the modules in a package."""
     return tuple(import_module(f"{package}.{module}").FORMAT for module in modules)
+
+
+class TextFormat(NamedTuple):
+    """A text tower in a file of an image-text model.
+
+    Attributes:
+      title: the library's name in messages.
+      options: arguments of the text tower.
+      rules: rules that map the text tower's parameters to tensor names.
+      tensors: tensors of the text tower, with the names in `rules`.
+      probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
+      cleaning: kind of text cleaning, as in `open_tokenizer`.
+      logit_scale: name of the tensor with the logarithm of the factor that multiplies cosine
+        similarities.
+      logit_bias: name of the tensor with the bias of the logits; None: the model has no bias.
+    """
+
+    title: str
+    options: TextOptions
+    rules: tuple[Rule, ...]
+    tensors: Tensors
+    probabilities: str
+    cleaning: str
+    logit_scale: str = "logit_scale"
+    logit_bias: str | None = None

@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, write_safetensors
+from vit_jax.interop.tensor_files import (
+    Tensor,
+    check_float,
+    open_tensors,
+    without_prefix,
+    write_safetensors,
+)
 from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
@@ -69,14 +75,7 @@ class ObjectiveParams(NamedTuple):
 
 
 def check_shapes(place: str, name: str, shapes: Shapes, expected: Shapes) -> None:
-    """Raises UserError if a parameter of an objective is missing or has an unexpected shape.
-
-    Args:
-      place: the checkpoint, for errors.
-      name: name of the objective, for errors.
-      shapes: shapes in the checkpoint, by path.
-      expected: expected shapes, by path.
-    """
+    """Raises UserError if a parameter of an objective is missing or has an unexpected shape."""
     for path, shape in expected.items():
         if shapes.get(path) != tuple(shape):
             was = (
@@ -135,9 +134,8 @@ def open_objective_files(
         return {path: functools.partial(read, path) for path in shapes}
 
     state = {
-        path.removeprefix(_STATE): tensor._replace(read=functools.partial(read, path))
-        for path, tensor in tensors.items()
-        if path.startswith(_STATE)
+        path: tensor._replace(read=functools.partial(read, _STATE + path))
+        for path, tensor in without_prefix(tensors, _STATE).items()
     }
     return ObjectiveParams(
         name, values, sources, lambda: shapes_by_path, state, model_values=model_values
@@ -152,16 +150,7 @@ def write_objective_files(
     state: dict[str, np.ndarray],
     model_values: dict[str, Any] | None = None,
 ) -> None:
-    """Writes an objective's parameters, state and config values into a model's folder.
-
-    Args:
-      folder: the folder of the model.
-      name: name of the objective.
-      values: values of `config.objective`.
-      params: parameters by path.
-      state: the objective's state by name.
-      model_values: arguments of the model. Those in `MODEL_VALUES` are written.
-    """
+    """Writes an objective's parameters, state and config values into a model's folder."""
     arrays = params | {_STATE + key: array for key, array in state.items()}
     write_safetensors(folder / TENSORS, {path: np.asarray(array) for path, array in arrays.items()})
     content: dict[str, Any] = dict(name=name, values=values)

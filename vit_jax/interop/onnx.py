@@ -64,17 +64,8 @@ SAME = {
 # NOTHING contains the JAX operations that return their inputs unchanged. CALLS contains those that
 # run an inner jaxpr, such as `jit`.
 NOTHING = {"copy", "copy_p", "name", "optimization_barrier", "stop_gradient"}
-CALLS = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "checkpoint",
-    "remat",
-    "remat2",
-}
+CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
+CALLS |= {"checkpoint", "remat", "remat2"}
 
 
 def convert(
@@ -302,11 +293,8 @@ class _Graph:
         )
 
     def transpose(self, name: str, order: Sequence[int]) -> str:
-        return (
-            name
-            if list(order) == sorted(order)
-            else self.add("Transpose", [name], perm=list(order))
-        )
+        moved = list(order) != sorted(order)
+        return self.add("Transpose", [name], perm=list(order)) if moved else name
 
     def cast(self, name: str, old, new) -> str:
         return name if old == new else self.add("Cast", [name], to=TYPES[np.dtype(new)])
@@ -365,15 +353,16 @@ class _Graph:
             return _constant(value.held.reshape(out.shape))
         return self.full(self.reshape(self.whole(value), out.shape), out)
 
+    def along(self, operation: str, value: _Value, axes: Axes, out, **attributes: int) -> _Value:
+        """Adds a node for an operation along some axes, such as Squeeze."""
+        operands = [self.whole(value), self.integers(axes)]
+        return self.full(self.add(operation, operands, **attributes), out)
+
     def _squeeze(self, inputs, out, dimensions, **_) -> _Value:
-        return self.full(
-            self.add("Squeeze", [self.whole(inputs[0]), self.integers(dimensions)]), out
-        )
+        return self.along("Squeeze", inputs[0], dimensions, out)
 
     def _expand_dims(self, inputs, out, dimensions, **_) -> _Value:
-        return self.full(
-            self.add("Unsqueeze", [self.whole(inputs[0]), self.integers(dimensions)]), out
-        )
+        return self.along("Unsqueeze", inputs[0], dimensions, out)
 
     def _transpose(self, inputs, out, permutation) -> _Value:
         (value,) = inputs
@@ -436,10 +425,9 @@ class _Graph:
             starts[axis] = int(start)
         limits = [start + size for start, size in zip(starts, slice_sizes, strict=True)]
         name = self.slice(value, starts, limits, [1] * len(starts))
-        dropped = dimension_numbers.collapsed_slice_dims
-        return self.full(
-            self.add("Squeeze", [name, self.integers(dropped)]) if dropped else name, out
-        )
+        if dropped := dimension_numbers.collapsed_slice_dims:
+            name = self.add("Squeeze", [name, self.integers(dropped)])
+        return self.full(name, out)
 
     def _pad(self, inputs, out, padding_config) -> _Value:
         value, filling = inputs
@@ -474,9 +462,7 @@ class _Graph:
         return self.full(name, out)
 
     def _reduce_max(self, inputs, out, axes, **_) -> _Value:
-        return self.full(
-            self.add("ReduceMax", [self.whole(inputs[0]), self.integers(axes)], keepdims=0), out
-        )
+        return self.along("ReduceMax", inputs[0], axes, out, keepdims=0)
 
     def _dot_general(self, inputs, out, dimension_numbers, preferred_element_type, **_) -> _Value:
         """Converts a matrix product.
@@ -506,9 +492,6 @@ class _Graph:
         """Returns the name of a MatMul operand `[batch axes..., rows, columns]`.
 
         Args:
-          value: the operand before its axes are moved and merged.
-          dtype: dtype of the result.
-          batch: batch axes.
           rows: axes that are merged to the rows; empty: there is one row.
           columns: axes that are merged to the columns; empty: there is one column.
           keeps_rows: move the axes `rows` without merging them.
@@ -547,7 +530,7 @@ class _Graph:
                 "Conv",
                 operands,
                 strides=window_strides,
-                pads=[low for low, _ in padding] + [high for _, high in padding],
+                pads=_pads(padding),
                 dilations=rhs_dilation,
                 group=feature_group_count,
             )
@@ -566,12 +549,7 @@ class _Graph:
                 (reach - low, reach - high)
                 for reach, (low, high) in zip(reaches, padding, strict=True)
             ]
-            name = self.add(
-                "ConvTranspose",
-                operands,
-                strides=lhs_dilation,
-                pads=[low for low, _ in cropped] + [high for _, high in cropped],
-            )
+            name = self.add("ConvTranspose", operands, strides=lhs_dilation, pads=_pads(cropped))
         return self.full(self.transpose(name, np.argsort(dimension_numbers.out_spec).tolist()), out)
 
     def constant_or_transpose(self, value: _Value, order: Sequence[int]) -> str:
@@ -585,14 +563,8 @@ class _Graph:
         return self.pool("MaxPool", inputs[0], out, **window)
 
     def _reduce_window_sum(self, inputs, out, window_dimensions, **window) -> _Value:
-        mean = self.pool(
-            "AveragePool",
-            inputs[0],
-            out,
-            window_dimensions=window_dimensions,
-            count_include_pad=1,
-            **window,
-        )
+        window |= dict(window_dimensions=window_dimensions, count_include_pad=1)
+        mean = self.pool("AveragePool", inputs[0], out, **window)
         count = _constant(np.asarray(math.prod(window_dimensions), out.dtype))
         return self.elementwise("Mul", [mean, count], out)
 
@@ -623,7 +595,7 @@ class _Graph:
             [self.transpose(self.whole(value), order)],
             kernel_shape=[window_dimensions[axis] for axis in moving],
             strides=[window_strides[axis] for axis in moving],
-            pads=[padding[axis][0] for axis in moving] + [padding[axis][1] for axis in moving],
+            pads=_pads([padding[axis] for axis in moving]),
             **attributes,
         )
         return self.full(self.transpose(name, np.argsort(order).tolist()), out)
@@ -636,6 +608,11 @@ class _Graph:
                 needed.update(node.input)
                 nodes.append(node)
         return nodes[::-1]
+
+
+def _pads(padding: Sequence[tuple[int, int]]) -> list[int]:
+    """Returns the padding of each axis in ONNX's order: all starts, then all ends."""
+    return [low for low, _ in padding] + [high for _, high in padding]
 
 
 def _constant(value: Any) -> _Value:

@@ -16,14 +16,9 @@ from vit_jax.models.resnet import resnet_stride
 
 
 def fixed_table(grid: tuple[int, int], dim: int) -> np.ndarray:
-    """Returns the sine-cosine position embeddings of masked autoencoders.
+    """Returns the sine-cosine position embeddings of masked autoencoders, `[1, 1 + patches, dim]`.
 
-    Args:
-      grid: numbers of rows and columns of patches.
-      dim: the embedding dimension.
-
-    Returns:
-      A table `[1, 1 + rows * columns, dim]`. The first embedding is the class token's, all zeros.
+    The first embedding is the class token's, all zeros. `grid` is the rows and columns of patches.
     """
     return np.pad(sincos2d(grid, dim, "sincos2d_mae"), ((1, 0), (0, 0)))[None]
 
@@ -31,9 +26,7 @@ def fixed_table(grid: tuple[int, int], dim: int) -> np.ndarray:
 def is_fixed(table: Tensor, grid: tuple[int, int] | None = None) -> bool:
     """Returns True if a table equals the sine-cosine position embeddings of masked autoencoders.
 
-    Args:
-      table: the table of position embeddings, `[1, embeddings, dim]`.
-      grid: numbers of rows and columns of patches; None: the grid is square.
+    `grid` is the rows and columns of patches; None: the grid is square.
     """
     if len(table.shape) != 3 or table.shape[-1] % 4:
         return False

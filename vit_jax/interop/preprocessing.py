@@ -20,49 +20,24 @@ _PILLOW = {1: "lanczos", 2: "bilinear_antialias", 3: "bicubic"}
 _PILLOW_NAMES = {0: "nearest", 4: "box", 5: "hamming"}
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-CLIP = {
-    "mean": (0.48145466, 0.4578275, 0.40821073),
-    "std": (0.26862954, 0.26130258, 0.27577711),
-}
+CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
 # Defaults of Transformers' image processors.
+_SQUARE = {"height": 224, "width": 224}
+_CROP = dict(do_center_crop=True, crop_size=_SQUARE)
+_CLIP = dict(size={"shortest_edge": 224}, resample=3, **_CROP)
+_CLIP |= dict(image_mean=CLIP["mean"], image_std=CLIP["std"])
 _PROCESSORS = {
-    "ViT": dict(size={"height": 224, "width": 224}, resample=2),
-    "DeiT": dict(
-        size={"height": 256, "width": 256},
-        resample=3,
-        do_center_crop=True,
-        crop_size={"height": 224, "width": 224},
-    ),
-    "Bit": dict(
-        size={"shortest_edge": 224},
-        resample=3,
-        do_center_crop=True,
-        crop_size={"height": 224, "width": 224},
-        image_mean=CLIP["mean"],
-        image_std=CLIP["std"],
-    ),
-    "CLIP": dict(
-        size={"shortest_edge": 224},
-        resample=3,
-        do_center_crop=True,
-        crop_size={"height": 224, "width": 224},
-        image_mean=CLIP["mean"],
-        image_std=CLIP["std"],
-    ),
-    "Beit": dict(size={"height": 224, "width": 224}, resample=3),
-    "Siglip": dict(size={"height": 224, "width": 224}, resample=3),
+    "ViT": dict(size=_SQUARE, resample=2),
+    "DeiT": dict(size={"height": 256, "width": 256}, resample=3, **_CROP),
+    "Bit": _CLIP,
+    "CLIP": _CLIP,
+    "Beit": dict(size=_SQUARE, resample=3),
+    "Siglip": dict(size=_SQUARE, resample=3),
     "DINOv3ViT": dict(
-        size={"height": 224, "width": 224},
-        resample=2,
-        image_mean=IMAGENET["mean"],
-        image_std=IMAGENET["std"],
+        size=_SQUARE, resample=2, image_mean=IMAGENET["mean"], image_std=IMAGENET["std"]
     ),
-    "ConvNext": dict(
-        size={"shortest_edge": 384},
-        resample=3,
-        crop_pct=224 / 256,
-    ),
+    "ConvNext": dict(size={"shortest_edge": 384}, resample=3, crop_pct=224 / 256),
 }
 
 
@@ -124,10 +99,8 @@ def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]
     for name, value in found.items():
         if isinstance(value, list | tuple) and len(value) != channels:
             found[name] = float(np.mean(value))  # As in timm's loader.
-    interpolation, mode = (
-        pretrained_cfg.get("interpolation") or "bicubic",
-        pretrained_cfg.get("crop_mode") or "center",
-    )
+    interpolation = pretrained_cfg.get("interpolation") or "bicubic"
+    mode = pretrained_cfg.get("crop_mode") or "center"
     return found, Preprocessing(
         {"center": "short_side", "squash": "square"}.get(mode, f"crop_mode={mode}"),
         _share(pretrained_cfg.get("crop_pct") or 0.875),
@@ -192,11 +165,7 @@ def _with_defaults(config: dict) -> dict:
 
 
 def _of_convnext(config: dict) -> dict:
-    """Converts the settings of ConvNeXt's processor to those of other processors.
-
-    If the setting `size` is 384 pixels or more, ConvNeXt's processor resizes images to a square. If
-    `size` is smaller, it resizes the short side and crops the centre.
-    """
+    """Converts the settings of ConvNeXt's processor to those of other processors."""
     side = min(_sides(config["size"]).values(), default=384)
     square = {"height": side, "width": side}
     if side >= 384:
@@ -280,10 +249,8 @@ def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
     Raises:
       UserError: timm does not support the kind of crop.
     """
-    names = {ours: theirs for theirs, ours in _TIMM.items()} | {
-        "bilinear": "bilinear",
-        "area": "bilinear",
-    }
+    names = {ours: theirs for theirs, ours in _TIMM.items()}
+    names |= {"bilinear": "bilinear", "area": "bilinear"}
     _require(seen, names, "timm")
     share = float(seen.share)
     while math.floor(min(size) / share) < math.floor(seen.resize(size)):

@@ -81,24 +81,13 @@ def function_of(model) -> Callable:
 
 
 def any_batch(shape: tuple[int, ...], dtype: np.dtype):
-    """Returns shape and dtype of a batch of inputs, with a symbolic batch size.
-
-    Args:
-      shape: shape of one input.
-      dtype: dtype of the inputs.
-    """
+    """Returns shape and dtype of a batch of inputs, with a symbolic batch size."""
     (batch,) = jax.export.symbolic_shape("batch")
     return jax.ShapeDtypeStruct((batch, *shape), dtype)
 
 
 def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> dict[str, Any]:
-    """Returns the metadata that a server needs: the preprocessing of images, and class names.
-
-    Args:
-      model: the model.
-      dtype: dtype of the program's images.
-      preprocessing: the checkpoint's preprocessing; None: unknown.
-    """
+    """Returns the metadata that a server needs: the preprocessing of images, and class names."""
     seen, size = preprocessing or DEFAULT_PREPROCESSING, model.image_size
     smoothed = seen.interpolation not in ("bilinear", "area")
     facts = {

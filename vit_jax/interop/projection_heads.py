@@ -82,10 +82,7 @@ def _patch_head(tensors: Arrays, head: Arrays) -> tuple[Arrays | None, list[str]
 
 
 def _options(heads: dict[str, Arrays]) -> dict[str, Any]:
-    """Returns the objective's options for the heads.
-
-    The lengths of a head's prototypes (`weight_g`) are its parameter `gains`. If all lengths are 1,
-    this parameter is deleted from each of the `heads`.
+    """Returns the objective's options for the heads; deletes their parameter `gains` if all are 1.
 
     Raises:
       UserError: the heads differ in the width of the MLP, or only one of them has gains.
@@ -135,21 +132,13 @@ def _centres(tensors: Arrays) -> Arrays:
 
 
 def _old_name(name: str) -> str:
-    """Converts tensor names of PyTorch's new weight normalization to the old names.
-
-    For example, `parametrizations.weight.original0` becomes `weight_g`.
-    """
+    """Converts tensor names of PyTorch's new weight normalization to the old names."""
     name = name.replace(".parametrizations.weight.original0", ".weight_g")
     return name.replace(".parametrizations.weight.original1", ".weight_v")
 
 
 def _head(tensors: Arrays, start: str, last: str) -> Arrays:
-    """Returns the parameters of one head, by vit_jax's path within the head.
-
-    Raises:
-      UserError: the head does not consist of an MLP of three layers with biases and of prototypes
-        without biases.
-    """
+    """Returns the parameters of one head, by vit_jax's path within the head."""
     taken = {f"{start}.mlp.{index}.{part}" for index in (0, 2, 4) for part in ("weight", "bias")}
     plain, apart = f"{start}.{last}.weight", [f"{start}.{last}.weight_{part}" for part in "gv"]
     taken |= set(apart if apart[0] in tensors else [plain])

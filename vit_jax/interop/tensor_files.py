@@ -1,6 +1,7 @@
 """Reads and writes files of named tensors, npz and safetensors, without unpickling anything."""
 
 import contextlib
+import functools
 import json
 import math
 import mmap
@@ -28,18 +29,8 @@ _FLOATS = ("float32", "float16", "bfloat16")
 # Suffixes of PyTorch files, which only `vit_jax.convert` reads.
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 TORCH_MODEL = "pytorch_model.bin"
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    SafetensorError,
-    EOFError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    KeyError,
-    OSError,
-)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, SafetensorError, EOFError)
+_DAMAGE += (RuntimeError, TypeError, ValueError, KeyError, OSError)
 
 
 class Tensor(NamedTuple):
@@ -89,7 +80,7 @@ def _what(path: Path, start: bytes) -> str:
 
 
 def _pickled(path: Path) -> str:
-    """Returns the error message for a pickle; it contains the command to convert PyTorch files."""
+    """Returns the error message for a pickle, with the command to convert a PyTorch file."""
     named = (
         path if path.suffix in TORCH_SUFFIXES else f"{path.with_suffix('.pth').name} (so renamed)"
     )
@@ -120,28 +111,24 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
             if skip + math.prod(shape) * dtype.itemsize != info.file_size:
                 raise ValueError(f"{name} has another length than its shape")
 
-            def read(
-                info=info,
-                skip=skip,
-                shape=shape,
-                dtype=dtype,
-                fortran=fortran,
-                name=name,
-                kind=kind,
-            ):
-                check_float(path, name, kind)
-                array = aligned_empty(shape, dtype)
-                with _damaged(path, info.filename):
-                    _read_member(path, info, skip, array.reshape(-1).view(np.uint8))
-                if fortran:
-                    array = array.reshape(shape[::-1]).T
-                # NumPy stores bfloat16 as two bytes with the void dtype V2.
-                if dtype == np.dtype("V2"):
-                    array = array.view(ml_dtypes.bfloat16)
-                return np.asarray(array, np.float32)
-
+            check = functools.partial(check_float, path, name, kind)
+            read = functools.partial(_read_npy, path, check, info, skip, shape, dtype, fortran)
             tensors[name] = Tensor(shape, kind, read)
     return tensors
+
+
+def _read_npy(path, check, info, skip, shape, dtype, fortran) -> np.ndarray:
+    """Reads an array of an npz file as float32; for the arguments see `_open_npz`."""
+    check()
+    array = aligned_empty(shape, dtype)
+    with _damaged(path, info.filename):
+        _read_member(path, info, skip, array.reshape(-1).view(np.uint8))
+    if fortran:
+        array = array.reshape(shape[::-1]).T
+    # NumPy stores bfloat16 as two bytes with the void dtype V2.
+    if dtype == np.dtype("V2"):
+        array = array.view(ml_dtypes.bfloat16)
+    return np.asarray(array, np.float32)
 
 
 def _npy_header(file) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -213,6 +200,15 @@ def open_sharded(index: Path) -> dict[str, Tensor]:
     for name in sorted(files):
         tensors |= open_tensors(index.parent / name)
     return tensors
+
+
+def without_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Returns the tensors whose names start with `prefix`; their names lose this prefix."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def check_float(path: Path, name: str, kind: str) -> None:

@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from vit_jax.errors import UserError
 from vit_jax.interop import openai, timm
@@ -22,22 +23,15 @@ from vit_jax.interop.objective_files import write_objective_files
 from vit_jax.interop.projection_heads import OWNS, read_heads
 from vit_jax.interop.tensor_files import TORCH_MODEL
 from vit_jax.interop.tensor_files import TORCH_SUFFIXES as SUFFIXES
-from vit_jax.interop.timm.authors import PIXELS, as_timm
+from vit_jax.interop.timm.authors import PIXELS, as_timm, renamed
+from vit_jax.interop.timm.timm_vit import with_registers
 from vit_jax.models.text_tokens import OPEN_CLIP, TOKENIZER_FILES
-
-
-class _Names(NamedTuple):
-    """Names of a library's files: the JSON file next to a pickle, and the safetensors file."""
-
-    config: str
-    weights: str
-
 
 # Maps the name of a pickle to the names of two files: the JSON file in the same folder that
 # describes the model, and the safetensors file to write.
 _DESCRIBED = {
-    TORCH_MODEL: _Names("config.json", "model.safetensors"),
-    "open_clip_pytorch_model.bin": _Names(OPEN_CLIP, "open_clip_model.safetensors"),
+    TORCH_MODEL: ("config.json", "model.safetensors"),
+    "open_clip_pytorch_model.bin": (OPEN_CLIP, "open_clip_model.safetensors"),
 }
 READ = "read.safetensors"  # Name of the file to which a PyTorch file's tensors are extracted.
 OLDEST_TORCH = (2, 6)  # Older versions run code in spite of weights_only=True (CVE-2025-32434).
@@ -88,15 +82,15 @@ save_file(floats, destination)
 
 # _PREFIXES matches the prefixes that wrappers add to tensor names, such as Lightning's `model` and
 # `net`. _RENAMED maps authors' tensor names to timm's names.
-_PREFIXES = r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+"
+_PREFIXES = {r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+": ""}
 _RENAMED = {
     "register_tokens": "reg_token",
     r"\.mlp\.w12\.": ".mlp.fc1.",
     r"\.mlp\.w3\.": ".mlp.fc2.",
+    # In some files blocks are grouped in chunks. The number of the chunk is removed, because blocks
+    # are numbered across all chunks.
+    r"^blocks\.\d+\.(?=\d+\.)": "blocks.",
 }
-# In some files blocks are grouped in chunks. The number of the chunk is removed, because blocks are
-# numbered across all chunks.
-_RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = "blocks."
 # Names of parameters that were used in pre-training only: mask tokens, decoders, projection heads.
 # They are skipped unless they can initialize a training objective.
 _LEFT_OUT = (
@@ -109,10 +103,7 @@ _LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"
 
 
 def is_torch_file(source: str) -> bool:
-    """Returns True for the path of a PyTorch file, such as `a.pth`, or `a.pth@KEY`.
-
-    KEY is the key of a dict of tensors in the file.
-    """
+    """Returns True for the path of a PyTorch file, such as `a.pth` or `a.pth@KEY`."""
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
@@ -152,19 +143,16 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
     """
     path, read = _path_and_key(source)[0], folder / READ
     loaded, notes = read_tensors(source, folder)
-    for name, written in _DESCRIBED.items():
-        described = Path(path).with_name(written.config)
-        if Path(path).name == name and described.is_file():
-            read.unlink()
-            return _write_with_config_files(
-                loaded, folder, described, written.weights, pixels
-            ), notes
+    config, weights = _DESCRIBED.get(Path(path).name, ("", ""))
+    if config and (described := Path(path).with_name(config)).is_file():
+        read.unlink()
+        return _write_with_config_files(loaded, folder, described, weights, pixels), notes
     if any(name.startswith(DEPTH_HEAD) for name in loaded):
         raise UserError(
             f"{path} is a head of dense prediction, without its backbone: python -m vit_jax.convert "
             f"BACKBONE FOLDER --depth_head={path} writes both, if it is a depth head of DINOv2"
         )
-    named = [(_short(name), array) for name, array in loaded.items()]
+    named = [(renamed(name, _PREFIXES | _RENAMED), array) for name, array in loaded.items()]
     if openai.LIBRARY.claims(read, {}, dict(named)):
         place, more = _of_openai(dict(named), read, pixels)
         return place, notes + more
@@ -202,17 +190,7 @@ def _path_and_key(source: str) -> tuple[str, str]:
 
 
 def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | None) -> list[str]:
-    """Writes the tensors of an author's file to a timm checkpoint.
-
-    Args:
-      named: pairs of (name, tensor); the names are converted by `_short`.
-      folder: an empty folder for the checkpoint.
-      pixels: mean and std of the preprocessing, a key of `PIXELS`. None: the values that the
-        authors use.
-
-    Returns:
-      Notes about skipped tensors and assumptions.
-    """
+    """Writes the tensors of an author's file to a timm checkpoint; returns notes for the user."""
     heads, notes = None, []
     try:
         heads = read_heads({name: array for name, array in named if OWNS.match(name)})
@@ -221,8 +199,11 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
     if heads:
         named = [(name, array) for name, array in named if not OWNS.match(name)]
     tensors, skipped = _model_tensors(named)
-    tensors, config, assumptions = as_timm(_with_register_positions(tensors), pixels)
-    _write_timm(folder, tensors, config)
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    tensors = with_registers(tensors, dict(registers=registers))
+    tensors, config, assumptions = as_timm(tensors, pixels)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
     if heads:
         write_objective_files(folder, "dino", heads.values, heads.params, heads.state)
         notes.extend(heads.notes)
@@ -231,16 +212,8 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
     return [*notes, *assumptions, _preprocessing_note(config["pretrained_cfg"])]
 
 
-def _model_tensors(
-    named: list[tuple[str, Any]],
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Separates the model's tensors from tensors that were used in pre-training only.
-
-    Args:
-      named: pairs of (name, tensor), without the heads that `read_heads` converts.
-
-    Returns:
-      The model's tensors by name, and the names of the skipped tensors.
+def _model_tensors(named: list[tuple[str, Any]]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Separates the model's tensors from the names of those used in pre-training only.
 
     Raises:
       UserError: two tensors have the same name.
@@ -260,29 +233,8 @@ def _model_tensors(
     return tensors, skipped
 
 
-def _with_register_positions(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Adds zeros for the registers to the position embeddings, as timm requires."""
-    if "reg_token" not in tensors or "pos_embed" not in tensors:
-        return tensors
-    positions, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
-    positions = np.concatenate([positions[:, :1], zeros, positions[:, 1:]], axis=1)
-    return tensors | {"pos_embed": positions}
-
-
-def _write_timm(folder: Path, tensors: dict[str, np.ndarray], config: dict) -> None:
-    """Writes the files of a timm checkpoint, `model.safetensors` and `config.json`."""
-    from safetensors.numpy import save_file
-
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 def _preprocessing_note(preprocessing: dict) -> str:
-    """Returns a line for the user about the assumed preprocessing.
-
-    Args:
-      preprocessing: the preprocessing in the form of timm's `pretrained_cfg`.
-    """
+    """Returns a line for the user about the assumed preprocessing, a `pretrained_cfg` of timm."""
     name = next(name for name, pixels in PIXELS.items() if pixels["mean"] == preprocessing["mean"])
     if "crop_mode" in preprocessing:
         crop = "all of the image, squeezed"
@@ -294,11 +246,7 @@ def _preprocessing_note(preprocessing: dict) -> str:
 
 
 def _read(path: str, key: str, destination: Path) -> None:
-    """Runs a process that writes the tensors of a PyTorch file to a safetensors file.
-
-    Raises:
-      UserError: the file cannot be read, or contains objects other than tensors.
-    """
+    """Runs a process that writes the tensors of a PyTorch file to a safetensors file."""
     done = subprocess.run(
         [sys.executable, "-I", "-c", _READ, path, str(destination), key],
         capture_output=True,
@@ -315,8 +263,6 @@ def _read(path: str, key: str, destination: Path) -> None:
 
 def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns the tensors of a safetensors file, and a note if float64 was rounded to float32."""
-    from safetensors.numpy import load_file
-
     loaded = load_file(file)
     doubles = [name for name, array in loaded.items() if array.dtype == np.float64]
     rounded = loaded | {name: loaded[name].astype(np.float32) for name in doubles}
@@ -328,25 +274,13 @@ def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def _write_with_config_files(
-    tensors: dict[str, np.ndarray],
-    folder: Path,
-    described: Path,
-    weights: str,
-    pixels: str | None,
+    tensors: dict[str, np.ndarray], folder: Path, described: Path, weights: str, pixels: str | None
 ) -> Path:
     """Writes tensors with unchanged names to a folder, and copies the library's JSON files.
-
-    Args:
-      tensors: tensors by name.
-      folder: the folder for the files.
-      described: path of the JSON file that describes the model.
-      weights: name of the new weights file.
 
     Raises:
       UserError: `pixels` is given, but the JSON files define the normalization.
     """
-    from safetensors.numpy import save_file
-
     if pixels is not None:
         raise UserError(
             f"--pixels={pixels} does not apply: {described} defines the normalization of pixels"
@@ -361,13 +295,7 @@ def _write_with_config_files(
 def _of_openai(
     tensors: dict[str, np.ndarray], read: Path, pixels: str | None
 ) -> tuple[Path, list[str]]:
-    """Writes the tensors of DALL-E's encoder with unchanged names; returns the result of `unpack`.
-
-    Raises:
-      UserError: `pixels` is given, although this encoder has a fixed normalization.
-    """
-    from safetensors.numpy import save_file
-
+    """Writes DALL-E's encoder with unchanged names; returns the result of `unpack`."""
     if pixels is not None:
         raise UserError(
             f"--pixels={pixels} is not for DALL-E's encoder, which maps pixels in its own way"
@@ -377,11 +305,3 @@ def _of_openai(
     return read.parent, [
         "assumed: pixels in [0, 1] as 0.8 times them and 0.1, as OpenAI's code maps them"
     ]
-
-
-def _short(name: str) -> str:
-    """Converts a tensor name of an author's file to timm's name."""
-    name = re.sub(_PREFIXES, "", name)
-    for pattern, other in _RENAMED.items():
-        name = re.sub(pattern, other, name)
-    return name

@@ -82,12 +82,7 @@ def text_arrays(rules: Sequence[Rule], text_part: TextPart, title: str) -> Array
 
 
 def similarity_arrays(text_part: TextPart, shape: tuple[int, ...]) -> Arrays:
-    """Returns the tensor `logit_scale` and, if the model has a bias, the tensor `logit_bias`.
-
-    Args:
-      text_part: contains the scale and the bias.
-      shape: shape of each tensor, such as `()` or `(1,)`.
-    """
+    """Returns the tensor `logit_scale` and, if the model has a bias, the tensor `logit_bias`."""
     arrays = {"logit_scale": np.full(shape, text_part.logit_scale, np.float32)}
     if text_part.logit_bias is not None:
         arrays["logit_bias"] = np.full(shape, text_part.logit_bias, np.float32)
@@ -109,8 +104,6 @@ def describe_tokenizer(folder: Path, text_part: TextPart, more: dict[str, Any]) 
     """Stores the length of texts in `tokenizer_config.json`.
 
     Args:
-      folder: the folder with the tokenizer's files.
-      text_part: the text tower and its tokenizer.
       more: further entries for `tokenizer_config.json`.
     """
     described = folder / "tokenizer_config.json"

@@ -13,12 +13,7 @@ from vit_jax.interop.image_text import TextPart, open_text, towers_at
 from vit_jax.interop.open_clip import open_clip_towers
 from vit_jax.interop.reading import open_files
 from vit_jax.interop.tensor_files import whole, write_npz
-from vit_jax.interop.towers_format import (
-    Towers,
-    TowersFormat,
-    copy_tokenizer,
-    describe_tokenizer,
-)
+from vit_jax.interop.towers_format import Towers, copy_tokenizer, describe_tokenizer
 from vit_jax.interop.transformers import transformers_towers
 from vit_jax.interop.writing import compare_arguments, compare_parameters, write_folder
 from vit_jax.models import family_of
@@ -53,7 +48,10 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
       UserError: the library has no model with these arguments, or the destination exists.
     """
     form = FORMATS[library]
-    _check_destination(destination, form)
+    if (destination.suffix == ".npz") != (form.tensors is None):
+        raise UserError(
+            f"{destination}: give FILE.npz for big_vision, or a new folder for the other libraries"
+        )
     if not towers.text_part.tokenizer.files:
         raise UserError(
             f"{form.title} has no tokenizer of UTF-8 bytes: only runs with a folder in "
@@ -81,24 +79,11 @@ def save_towers(destination: Path, library: str, towers: Towers) -> list[str]:
     return content.notes
 
 
-def _check_destination(destination: Path, form: TowersFormat) -> None:
-    """Raises UserError if a path has a wrong suffix for the format."""
-    if (destination.suffix == ".npz") != (form.tensors is None):
-        raise UserError(
-            f"{destination}: give FILE.npz for big_vision, or a new folder for the other libraries"
-        )
-
-
 def _compare_text(written: TextPart, text_part: TextPart, title: str) -> None:
     """Raises UserError if the written files do not store the text tower and tokenizer exactly.
 
     The scale and bias of the similarity are also compared. Tokenizers are compared by the tokens of
     a few texts.
-
-    Args:
-      written: text tower and tokenizer that were read from the files.
-      text_part: text tower and tokenizer of the original model.
-      title: name of the library, for errors.
     """
     written_params, params = params_of(written.tower), params_of(text_part.tower)
     for path, array in params.items():

@@ -112,14 +112,7 @@ def save(
 def content_of(
     form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
 ) -> Content:
-    """Converts a model to the content of a library's files, without an objective's parameters.
-
-    Args:
-      form: the library's format for the model.
-      title: name of the library, for errors.
-      options: the arguments of the model.
-      read: called with the path of a parameter; returns the parameter.
-    """
+    """Converts a model to the content of a library's files, without an objective's parameters."""
     shapes, values = parameter_shapes(sketch(options)), asdict(options)
     described = form.describe(values)
     mapped = form.number(entries(form.rules(values), shapes, title), values)
@@ -161,14 +154,7 @@ def _with_objective(
 def write_folder(
     folder: Path, arrays: Arrays, files: dict[str, dict], tensors: str = "model.safetensors"
 ) -> None:
-    """Writes a new folder with tensors and JSON files.
-
-    Args:
-      folder: path of the folder.
-      arrays: tensors by name.
-      files: content of the JSON files by name.
-      tensors: name of the file with the tensors.
-    """
+    """Writes a new folder with tensors and JSON files."""
     folder.mkdir()
     write_safetensors(folder / tensors, arrays)
     for name, content in files.items():
@@ -188,9 +174,6 @@ def compare_arguments(
 
     Args:
       written: the checkpoint that was read back from the files.
-      title: name of the library, for errors.
-      model: class of the original model.
-      values: arguments of the original model.
       remedies: arguments that the user can change by a flag of `convert`.
     """
     ignored = _without_effect(model, values)
@@ -221,26 +204,14 @@ def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
 
 
 def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
-    """Raises UserError if a parameter in the written files differs from the original parameter.
-
-    Args:
-      written: the checkpoint that was read back from the files.
-      title: name of the library, for errors.
-      read: called with the path of a parameter; returns the original parameter.
-    """
+    """Raises UserError if a parameter in the written files differs from the original parameter."""
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
             raise UserError(f"{title} does not store {path} exactly")
 
 
 def _compare_objective(written: ObjectiveParams | None, title: str, objective: _Objective) -> None:
-    """Raises UserError if the files do not store the objective's parameters and state exactly.
-
-    Args:
-      written: the objective's parameters and state that were read from the files.
-      title: name of the library, for errors.
-      objective: the original parameters and state.
-    """
+    """Raises UserError if the files do not store the objective's parameters and state exactly."""
     if written is None:
         raise UserError(f"{title} cannot store {objective.name}'s parameters")
     for name, value in written.values.items():

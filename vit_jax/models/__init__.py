@@ -27,13 +27,7 @@ from vit_jax.published.weights import Weights, all_weights
 # Modules of this folder that define a `FAMILY`, in the order of `MODELS`.
 FAMILIES: tuple[Family, ...] = tuple(
     import_module(f"{__name__}.{module}").FAMILY
-    for module in (
-        "vit",
-        "resnet",
-        "convnext",
-        "swin",
-        "dall_e",
-    )
+    for module in ("vit", "resnet", "convnext", "swin", "dall_e")
 )
 MODELS = tuple(name for family in FAMILIES for name in family.names)
 
@@ -80,7 +74,6 @@ def logical_axes(path: str, rank: int) -> Axes | None:
     Args:
       path: path of the parameter, such as `blocks/00/mlp/fc1/kernel`. Only the end of the path is
         compared with the known paths.
-      rank: number of axes of the parameter.
     """
     return match_axes((entry for family in FAMILIES for entry in family.axes), path, rank)
 
@@ -98,8 +91,6 @@ def model_options(
     Args:
       name: one of `MODELS`, or a similar name: a ViT size with any patch size, a hybrid with any
         ViT size, or a BiT with any width factor.
-      num_classes: width of the head; 0 for no head.
-      image_size: pixels, or (height, width).
       **overrides: further options of the model; they replace the values that the name implies.
 
     Raises:

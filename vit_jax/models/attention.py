@@ -134,11 +134,7 @@ def _attend_to_first(
     fused = query.shape[1] > 1 and cudnn_takes(query.dtype, query.shape[-1])
     lengths = jnp.full(query.shape[0], attended, jnp.int32)
     return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        key_value_seq_lengths=lengths,
-        implementation="cudnn" if fused else "xla",
+        query, key, value, key_value_seq_lengths=lengths, implementation="cudnn" if fused else "xla"
     )
 
 

@@ -7,7 +7,6 @@ scales a block's output by a learned factor (LayerScale). V2 applies global resp
 
 import math
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -392,8 +391,8 @@ def _smallest(values: dict) -> dict:
     return dict(blocks=(1,) * stages, widths=widths, image_size=2 ** (stages + 1) * 2)
 
 
-def _layers(model: ConvNeXt) -> Callable[[str], float]:
-    """Returns a function from a parameter's path to its layer number, for layer-wise decay.
+def _layer(model: ConvNeXt, path: str) -> float:
+    """Returns the layer number of a parameter, for layer-wise decay.
 
     There are two rules. In V1 and in V2, the number of blocks in the third stage selects the rule:
 
@@ -405,10 +404,6 @@ def _layers(model: ConvNeXt) -> Callable[[str], float]:
     """
     blocks = model.options.blocks
     grouped = len(blocks) == 4 and blocks[2] >= 27
-    return partial(_layer, blocks, grouped)
-
-
-def _layer(blocks: tuple[int, ...], grouped: bool, path: str) -> float:
     first, *rest = path.split("/")
     if first in ("stem", "stem_norm"):
         return -1 if grouped else 0
@@ -440,6 +435,6 @@ FAMILY = Family(
         (r"pre_logits/kernel", "dim -> dim"),
         *HEAD_AXES,
     ),
-    layer=_layers,
+    layer=lambda model: partial(_layer, model),
     any_size=True,
 )

@@ -6,7 +6,6 @@ default a code represents 8x8 pixels. Names of axes: batch height width channels
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -174,11 +173,6 @@ def _smallest(values: dict) -> dict:
     return dict(blocks=(1,) * stages, widths=widths, image_size=2 ** (stages + 1))
 
 
-def _layers(model: DVAE) -> Callable[[str], float]:
-    """Returns a function from a parameter's path to its layer number; each block is one layer."""
-    return partial(_layer, model.options.blocks)
-
-
 def _layer(blocks: tuple[int, ...], path: str) -> float:
     first, *rest = path.split("/")
     if first == "stem":
@@ -201,6 +195,6 @@ FAMILY = Family(
         (r"(conv\d|shortcut)/kernel", "height width inputs -> outputs"),
         *HEAD_AXES,
     ),
-    layer=_layers,
+    layer=lambda model: partial(_layer, model.options.blocks),
     any_size=True,
 )

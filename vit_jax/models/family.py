@@ -173,11 +173,7 @@ def parse_axes(text: str) -> Axes:
 
 
 def match_axes(table: Iterable[tuple[str, str]], path: str, rank: int) -> Axes | None:
-    """Returns the axes of a parameter from a table like `Family.axes`; None: no entry matches.
-
-    If several entries match the parameter's path and its number of axes, `rank`, the first of them
-    is used.
-    """
+    """Returns the axes of a parameter from a table like `Family.axes`; None: no entry matches."""
     for end, text in table:
         axes = parse_axes(text)
         if len(axes.names) == rank and re.search(rf"(^|/){end}$", path):

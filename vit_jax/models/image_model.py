@@ -71,12 +71,7 @@ class About:
         self.name = name
 
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> "About":
-        """Returns a copy of this metadata with other class names.
-
-        Args:
-          names: names of all classes.
-          probabilities: a key of `PROBABILITIES`: `softmax` or `sigmoid`.
-        """
+        """Returns a copy of this metadata with other class names."""
         other = copy.copy(self)
         other.class_names, other.probabilities = names, probabilities
         return other
@@ -127,10 +122,7 @@ def _stacked(images: list[np.ndarray]) -> np.ndarray:
 
 
 def _pixels(image: Any, channels: int) -> np.ndarray:
-    """Returns the pixels of a PIL image, or of an image as nested lists, as an array.
-
-    The pixels of a PIL image are uint8 `[height, width, channels]`.
-    """
+    """Returns the pixels of a PIL image (uint8 `[height, width, channels]`), or of nested lists."""
     if not hasattr(image, "getbands"):
         return from_lists(image)
     mode = {1: "L", 3: "RGB"}.get(channels)

@@ -74,10 +74,6 @@ class ImageTextModel(nnx.Module):
     def encode_text(self, texts: str | Sequence[str]) -> jax.Array:
         """Returns L2-normalized embeddings of texts, float32 `[texts, dim]`.
 
-        Args:
-          texts: one text or several texts. Texts that are too long for the text tower are
-            truncated.
-
         Raises:
           UserError: `texts` is empty.
         """
@@ -135,11 +131,6 @@ def class_embeddings(
 
     A class has one text for each template: the template with the class name in place of `{}`. The
     class's embedding is the mean of the embeddings of its texts, scaled to unit L2 norm.
-
-    Args:
-      encode: returns L2-normalized embeddings of texts, `[texts, dim]`.
-      names: names of the classes.
-      templates: texts such as "a photo of a {}.", where `{}` is replaced by the name.
     """
     at_once, means = max(1, MOST_EMBEDDED // len(templates)), []
     for start in range(0, len(names), at_once):

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -58,6 +58,14 @@ def linear_general(
         if parameter is not None and isinstance(parameter.get_value(), np.ndarray):
             parameter.set_value(jax.device_put(parameter.get_value(), may_alias=True))
     return layer
+
+
+def numbered(layers: Iterable[nnx.Module], first: int = 0) -> nnx.Dict:
+    """Returns layers by their numbers, as strings with two digits, beginning with `first`.
+
+    The sorted paths of a checkpoint are then in the order of the layers.
+    """
+    return nnx.Dict({f"{number:02d}": layer for number, layer in enumerate(layers, first)})
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
@@ -192,13 +200,7 @@ def placing(
 
 
 def rising(rate: float, number: int, layers: int) -> float:
-    """Returns a layer's stochastic depth rate, which rises linearly from 0 to `rate`.
-
-    Args:
-      rate: rate of the last layer.
-      number: index of the layer, from 0.
-      layers: number of layers.
-    """
+    """Returns a layer's stochastic depth rate, which rises linearly from 0 to `rate`."""
     return rate * number / max(1, layers - 1)
 
 

@@ -111,10 +111,8 @@ def _count(jaxpr: core.Jaxpr) -> int:
 
 def multiply_adds(equation: core.JaxprEqn) -> int:
     """Returns the multiply-adds of a matrix product or convolution; 0 for other operations."""
-    kind, shapes = (
-        equation.primitive.name,
-        [v.aval.shape for v in equation.invars if hasattr(v, "aval")],
-    )
+    kind = equation.primitive.name
+    shapes = [v.aval.shape for v in equation.invars if hasattr(v, "aval")]
     if kind == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         summed = math.prod(shapes[0][axis] for axis in contracted)

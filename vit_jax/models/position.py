@@ -223,11 +223,7 @@ def spread_offsets(table: jax.Array) -> jax.Array:
     """
 
     def spread(x):
-        """Expands a table of offsets along one axis to all pairs of a query and a key.
-
-        The table `x` has the shape `[2 side - 1, ...]`, the result `[side, side, ...]`. Element
-        [query, key] of the result is `x[query - key + side - 1]`.
-        """
+        """Expands a table of offsets along one axis to all pairs of a query and a key."""
         side = (len(x) + 1) // 2
         # The table, reversed and padded to 2 * side entries, is repeated `side` times. Reshaping
         # the copies to rows of 2 * side - 1 entries shifts row i by i positions.
@@ -243,13 +239,7 @@ def spread_offsets(table: jax.Array) -> jax.Array:
 
 
 class BiasLayout(NamedTuple):
-    """The layout of a table of attention biases, `[offsets, heads]`, as in BEiT.
-
-    The table has a row for each offset between two patches (position of the query minus position of
-    the key), in raster order. Three more rows are for pairs with another token, such as the class
-    token: from another token to a patch, from a patch to another token, and between two other
-    tokens.
-    """
+    """The layout of a table of attention biases, `[offsets, heads]`, as in BEiT."""
 
     grid: tuple[int, int]
     prefix: int
@@ -423,12 +413,7 @@ def mixed_frequencies(heads: int, head_dim: int, rngs: nnx.Rngs) -> jax.Array:
 
 
 def mixed_rotation(places: np.ndarray, frequencies: jax.Array) -> Rotation:
-    """Returns cosines and sines for learned frequencies, `[tokens, heads, head_dim]` each.
-
-    Args:
-      places: output of `places_of`.
-      frequencies: output of `mixed_frequencies`.
-    """
+    """Returns cosines and sines for learned frequencies, `[tokens, heads, head_dim]` each."""
     angles = jnp.einsum("tp,phf->thf", places, frequencies.astype(jnp.float32), precision="highest")
     angles = jnp.repeat(angles, 2, axis=-1)
     return jnp.cos(angles), jnp.sin(angles)

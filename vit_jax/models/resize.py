@@ -41,11 +41,7 @@ def resize_positions(
 
 
 def resize_axis(table: np.ndarray, length: int, kind: str = "linear") -> np.ndarray:
-    """Interpolates the rows of a table, `[old length, dim]` to `[length, dim]`.
-
-    Args:
-      kind: kind of interpolation, one of `POSITION_RESIZES`.
-    """
+    """Interpolates the rows of a table, `[old length, dim]` to `[length, dim]`."""
     if kind == "linear":
         return _zoom(np.asarray(table), (length / len(table), 1))
     return interpolation(len(table), length, kind) @ np.asarray(table)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -158,16 +159,16 @@ class _AxisAttention(nnx.Module):
         batch, lines, length, width = x.shape
         half = width // self.heads // 2
         x = self.norm(self.qkv(x)).reshape(batch, lines, length, self.heads, 4 * half)
-        query, key, value = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+
+        def parts(x):
+            return x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+
+        query, key, value = parts(x)
         place = np.arange(length)
         table = self.relative_embedding[...].astype(x.dtype)[
             place[:, None] - place[None, :] + length - 1
         ]
-        for_query, for_key, for_value = (
-            table[..., :half],
-            table[..., half : 2 * half],
-            table[..., 2 * half :],
-        )
+        for_query, for_key, for_value = parts(table)
         logits = (
             jnp.einsum("blqhd,blkhd->blhqk", query, key)
             + jnp.einsum("blqhd,qkd->blhqk", query, for_query)
@@ -183,19 +184,15 @@ class _AxisAttention(nnx.Module):
     def resize(self, length: int) -> None:
         """Bicubically resizes the relative position table for rows or columns of another length."""
         weights = interpolation(2 * self.length - 1, 2 * length - 1, "bicubic")
-        self.relative_embedding, self.length = (
-            nnx.Param(weights @ self.relative_embedding[...]),
-            length,
-        )
+        self.relative_embedding = nnx.Param(weights @ self.relative_embedding[...])
+        self.length = length
 
 
 class PreActivationUnit(nnx.Module):
     """BiT's residual unit: norm, ReLU, convolution, three times; no activation after the sum."""
 
     def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
-        def conv(*sizes, stride=1):
-            return StdConv(*sizes, stride=stride, rules=rules, dtype=dtype, rngs=rngs)
-
+        conv = partial(StdConv, rules=rules, dtype=dtype, rngs=rngs)
         self.norm1 = group_norm(inputs, rules, dtype, rngs)
         self.conv1 = conv(inputs, middle, 1)
         self.norm2 = group_norm(middle, rules, dtype, rngs)
@@ -225,9 +222,7 @@ class PostActivationUnit(nnx.Module):
     """
 
     def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
-        def conv(*sizes, stride=1):
-            return StdConv(*sizes, stride=stride, rules=rules, dtype=dtype, rngs=rngs)
-
+        conv = partial(StdConv, rules=rules, dtype=dtype, rngs=rngs)
         self.conv1, self.norm1 = conv(inputs, middle, 1), group_norm(middle, rules, dtype, rngs)
         self.conv2 = conv(middle, middle, 3, stride=stride)
         self.norm2 = group_norm(middle, rules, dtype, rngs)
@@ -254,7 +249,6 @@ class ResNet(nnx.Module):
       width: factor that multiplies all numbers of channels.
       stem: layers before the first stage. `large`: a 7x7 convolution and a pooling, each with
         stride 2. `small`: a 3x3 convolution with stride 1, for images of about 32 pixels.
-      channels: number of channels of the images.
       preactivation: True for BiT's units, False for the hybrids' units.
       epsilons: library whose epsilons the norms and the weight standardization use, `google` or
         `timm`.
@@ -441,12 +435,7 @@ def classifier(inputs: int, options: HeadOptions, rngs: nnx.Rngs) -> nnx.Linear 
 def linear_head(
     inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs, std: float = 0.0
 ) -> nnx.Linear:
-    """Returns a linear classification head in float32; by default its initial outputs are `bias`.
-
-    Args:
-      bias: initial value of the biases.
-      std: standard deviation of the initial kernel; 0: zeros.
-    """
+    """Returns a classification head in float32; its kernel is drawn with `std`, or zeros for 0."""
     return nnx.Linear(
         inputs,
         num_classes,

@@ -48,7 +48,7 @@ from vit_jax.models.layers import (
 from vit_jax.models.position import PositionEmbedding, spread_offsets
 from vit_jax.models.resize import PATCHES, POSITIONS, resize_bias_table
 from vit_jax.models.resnet import HEAD_AXES, classifier
-from vit_jax.models.transformer import Mlp, Stack, make_norm
+from vit_jax.models.transformer import Mlp, Stack, cut_windows, join_windows, make_norm
 from vit_jax.options.model import SwinOptions
 
 # The model sizes in tables 6 and 7 of the Swin paper and in the authors' configs.
@@ -140,10 +140,6 @@ def log_offsets(window: tuple[int, int], unit: tuple[int, int]) -> np.ndarray:
 
     Offset d is mapped to sign(d) log2(1 + 8 |d| / (M - 1)) / log2(8), where M is the side of the
     pre-training windows. In the pre-training windows the result lies between -1.06 and 1.06.
-
-    Args:
-      window: height and width of the windows.
-      unit: height and width of the pre-training windows.
     """
     axes = [
         np.arange(1 - side, side) * (8 / max(1, base - 1))
@@ -184,8 +180,6 @@ class WindowAttention(nnx.Module):
     k, times a learned factor of each head, at most 100.
 
     Args:
-      window: height and width of the windows.
-      version: 1 or 2.
       unit: height and width of the pre-training windows, used by version 2.
     """
 
@@ -211,11 +205,7 @@ class WindowAttention(nnx.Module):
         )
 
     def __call__(self, x: jax.Array, shift: tuple[int, int]) -> jax.Array:
-        """Maps `[batch, height, width, dim]` to the same shape.
-
-        Args:
-          shift: rows and columns by which the windows are shifted.
-        """
+        """Maps `[batch, height, width, dim]` to the same shape."""
         height, width = x.shape[1:3]
         if any(shift):
             x = jnp.roll(x, (-shift[0], -shift[1]), axis=(1, 2))
@@ -226,7 +216,9 @@ class WindowAttention(nnx.Module):
         )
         if any(missing):
             x = jnp.pad(x, ((0, 0), (0, missing[0]), (0, missing[1]), (0, 0)))
-        size, cut = x.shape[1:3], self._cut(x)
+        # The windows are cut before the projection to queries, keys and values. If they were cut
+        # after it, attention would take 2.4 times as many cycles by the TPU compiler's estimate.
+        size, cut = x.shape[1:3], cut_windows(x, self.window)
         by_kernel = self._by_kernel()
         if by_kernel:
             cut = _in_order(jnp.pad(cut, ((0, 0), (0, 0), (0, -cut.shape[2] % 8), (0, 0))))
@@ -234,7 +226,7 @@ class WindowAttention(nnx.Module):
         regions = shifted_regions(size, self.window, shift) if any(shift) else None
 
         def in_place(x):
-            x = self._join(x, size)[:, :height, :width]
+            x = join_windows(x, size, self.window)[:, :height, :width]
             return jnp.roll(x, shift, axis=(1, 2)) if any(shift) else x
 
         if by_kernel:
@@ -245,25 +237,6 @@ class WindowAttention(nnx.Module):
             capture("attended", lambda: in_place(weights().sum(3).swapaxes(2, 3)))
         out = self.out(named("heads", out))
         return in_place(out[:, :, : math.prod(self.window)])
-
-    def _cut(self, x: jax.Array) -> jax.Array:
-        """Cuts `[batch, height, width, dim]` into windows, `[batch, windows, tokens, dim]`.
-
-        The windows are cut before the projection to queries, keys and values. If the windows are
-        cut after the projection, attention takes 2.4 times as many cycles by the TPU compiler's
-        estimate.
-        """
-        batch, height, width, dim = x.shape
-        rows, columns = self.window
-        x = x.reshape(batch, height // rows, rows, width // columns, columns, dim)
-        return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, rows * columns, dim)
-
-    def _join(self, x: jax.Array, size: tuple[int, int]) -> jax.Array:
-        """Inverts `_cut` for a map of this height and width."""
-        (height, width), (rows, columns) = size, self.window
-        batch, dim = x.shape[0], x.shape[-1]
-        x = x.reshape(batch, height // rows, width // columns, rows, columns, dim)
-        return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height, width, dim)
 
     def _by_kernel(self) -> bool:
         """Returns True if the attention is computed by the TPU kernel."""
@@ -351,20 +324,14 @@ class SwinBlock(nnx.Module):
     The scales of V2's norms start at zero, so each block is initially the identity.
 
     Args:
-      window: height and width of the windows.
       shifted: shift the windows by half of their height and width. An axis with only one window is
         not shifted.
-      version: 1 or 2.
       unit: height and width of the pre-training windows, used by version 2.
     """
 
     def __init__(self, stack: Stack, window, shifted: bool, version: int, unit, rngs: nnx.Rngs):
-        self.window, self.shifted, self.version, self.dropout = (
-            window,
-            shifted,
-            version,
-            stack.dropout,
-        )
+        self.window, self.shifted, self.version = window, shifted, version
+        self.dropout = stack.dropout
 
         def norm():
             if version == 1:
@@ -379,11 +346,7 @@ class SwinBlock(nnx.Module):
         self.mlp = Mlp(stack, rngs=rngs)
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None, stochastic_depth: float) -> jax.Array:
-        """Maps `[batch, height, width, dim]` to the same shape.
-
-        Args:
-          stochastic_depth: probability that an image skips a branch in training.
-        """
+        """Maps `[batch, height, width, dim]` to the same shape."""
         several = self.shifted and [
             size > side for size, side in zip(x.shape[1:3], self.window, strict=True)
         ]
@@ -508,13 +471,7 @@ class Swin(ImageModel):
         )
 
     def _make_stage(self, stage: int, stack: Stack, rngs: nnx.Rngs) -> None:
-        """Creates the blocks of a stage; every second block has shifted windows.
-
-        Args:
-          stage: number of the stage, from 1.
-          stack: settings of the blocks.
-          rngs: random keys for initialization.
-        """
+        """Creates the blocks of a stage; every second block has shifted windows."""
         options, index = self.options, stage - 1
         window = windows(self.grid, options.window, len(options.blocks))[index]
         unit = (options.pretrained_windows[index],) * 2 if options.pretrained_windows else window
@@ -612,7 +569,6 @@ def windows(
       grid: rows and columns of patches in the first stage. Each further stage has half as many rows
         and columns, rounded up.
       window: side of the windows, or the side in each stage.
-      stages: number of stages.
     """
     maps = [tuple(-(-side // 2**stage) for side in grid) for stage in range(stages)]
     sides = (window,) * stages if isinstance(window, int) else window
@@ -623,7 +579,6 @@ def windows(
 
 
 def _check_together(options: SwinOptions) -> None:
-    """Raises UserError if arguments contradict one another."""
     stages = len(options.blocks)
     for name in ("stage_heads", "pretrained_windows", "window"):
         values = getattr(options, name)
@@ -667,34 +622,17 @@ def _parse(name: str) -> dict | None:
     match = re.fullmatch(r"Swin(V2)?-(\w+?)(?:/w([1-9]\d{0,4})(?:to([1-9]\d{0,4}))?)?", name)
     if not match or match[2] not in SIZES:
         return None
-    size, windows = SIZES[match[2]], [int(side) for side in match.groups()[2:] if side]
-    if not match[1]:
-        return _first_version(size, *windows)
-    return _second_version(size, *windows)
-
-
-def _first_version(size: dict, window: int = WINDOW, *later: int) -> dict | None:
-    """Returns the arguments of a Swin V1.
-
-    The result is None if the model name contains two window sizes, because only names of V2 models
-    contain two.
-    """
-    return None if later else size | dict(window=window, version=1)
-
-
-def _second_version(size: dict, *windows: int) -> dict | None:
-    """Returns the arguments of a Swin V2; None if no Swin V2 has these windows.
-
-    Args:
-      size: the arguments that the size, such as `T`, implies.
-      *windows: side of the window; or two numbers, the sides in pre-training and in fine-tuning.
-    """
-    if len(windows) == 2 and windows[0] % 2 == 0:
-        # In the last stage the pre-training windows had half the side, because the feature map of
-        # this stage was only half as large as a window.
-        pretrained = (windows[0],) * 3 + (windows[0] // 2,)
-        return size | dict(window=windows[1], version=2, pretrained_windows=pretrained)
-    return size | dict(window=windows[0], version=2) if len(windows) == 1 else None
+    size, version, default = SIZES[match[2]], *((2, []) if match[1] else (1, [WINDOW]))
+    windows = [int(side) for side in match.groups()[2:] if side] or default
+    if len(windows) == 1:
+        return size | dict(window=windows[0], version=version)
+    # The names of some V2 models contain two windows: those of pre-training and of fine-tuning.
+    if len(windows) != 2 or version == 1 or windows[0] % 2:
+        return None
+    # In the last stage the pre-training windows had half the side, because the feature map of this
+    # stage was only half as large as a window.
+    pretrained = (windows[0],) * 3 + (windows[0] // 2,)
+    return size | dict(window=windows[1], version=2, pretrained_windows=pretrained)
 
 
 def _spell(values: dict) -> str:

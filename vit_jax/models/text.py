@@ -1,6 +1,6 @@
 """Text towers of CLIP (Radford et al., 2021) and SigLIP (Zhai et al., 2023)."""
 
-import functools
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.models.layers import named
+from vit_jax.models.layers import named, numbered
 from vit_jax.models.text_tokens import Tokenizer, open_tokenizer, tokenizer_identity
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
 from vit_jax.options.objective import ContrastiveOptions
@@ -36,16 +36,11 @@ class TextTower(nnx.Module):
         )
         # Standard deviations of token and position embeddings in CLIP's and in big_vision's code.
         stds = (0.02, 0.01) if options.causal else (options.dim**-0.5, options.dim**-0.5)
+        embed = partial(nnx.Embed, features=options.dim, dtype=stack.dtype, rngs=rngs)
         tokens, positions = map(nnx.initializers.normal, stds)
-        self.token_embedding = nnx.Embed(
-            options.vocabulary, options.dim, embedding_init=tokens, dtype=stack.dtype, rngs=rngs
-        )
-        self.position_embedding = nnx.Embed(
-            options.length, options.dim, embedding_init=positions, dtype=stack.dtype, rngs=rngs
-        )
-        self.blocks = nnx.Dict(
-            {f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(options.depth)}
-        )
+        self.token_embedding = embed(options.vocabulary, embedding_init=tokens)
+        self.position_embedding = embed(options.length, embedding_init=positions)
+        self.blocks = numbered(EncoderBlock(stack, rngs=rngs) for _ in range(options.depth))
         self.norm = make_norm(options.dim, stack, rngs)
         self.head = nnx.Linear(
             options.dim, options.output_dim, use_bias=options.head_bias, rngs=rngs
@@ -93,7 +88,7 @@ def tokenizer_of(options: ContrastiveOptions) -> Tokenizer:
     )
 
 
-@functools.lru_cache(maxsize=2)  # A run opens its tokenizer several times, which can take a second.
+@lru_cache(maxsize=2)  # A run opens its tokenizer several times, which can take a second.
 def _opened(
     folder: str, length: int, cleaning: str, vocabulary: int | None, identity: str
 ) -> Tokenizer:
@@ -102,10 +97,6 @@ def _opened(
 
 def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> TextOptions:
     """Returns the arguments of a run's text tower.
-
-    Args:
-      output_dim: width of the image tower's embeddings.
-      dtype: dtype of the computation.
 
     Raises:
       UserError: the tokenizer does not exist, or the number of heads does not divide the width.

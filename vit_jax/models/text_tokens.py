@@ -252,8 +252,6 @@ def _from_json(tokenizers: Any, folder: Path) -> Any:
 def _opened(file: Path, make: Callable[[Any, Path], Any]) -> Any:
     """Returns `make(tokenizers, file.parent)`, where `tokenizers` is Hugging Face's library.
 
-    The result is a tokenizer of this library.
-
     Raises:
       UserError: the file is damaged, or the library is not installed.
     """
@@ -303,14 +301,7 @@ def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
 
 
 def _byte_pairs(tokenizers: Any, model: Any, words: str, start: str, end: str) -> Any:
-    """Returns a byte-pair tokenizer that adds a start token and an end token to each text.
-
-    Args:
-      tokenizers: Hugging Face's library.
-      model: the byte-pair model of the library.
-      words: regular expression that splits texts into words.
-      start, end: the special tokens.
-    """
+    """Returns a byte-pair tokenizer that adds a start token and an end token to each text."""
     made = tokenizers.Tokenizer(model)
     pre_tokenizers = tokenizers.pre_tokenizers
     split = pre_tokenizers.Split(tokenizers.Regex(words), behavior="removed", invert=True)
@@ -350,10 +341,6 @@ def _of_open_clip(
 
 def _open_clip_cleaning(text: dict[str, Any], default: str) -> Clean:
     """Returns the function that cleans texts as `text_cfg` in open_clip's config prescribes.
-
-    Args:
-      text: the content of `text_cfg`.
-      default: name of the cleaning function if the config has none.
 
     Raises:
       UserError: the cleaning is unsupported, or ftfy is not installed.

@@ -46,13 +46,7 @@ def encode_merged(
 
 
 def _mean(merge: Callable, before: jax.Array, after: jax.Array) -> Callable:
-    """Returns a function that merges the values of tokens by a weighted mean.
-
-    Args:
-      merge: function that sums the values of merged tokens.
-      before: weight of each token before this merging: the number of original tokens in it.
-      after: number of original tokens in each token after this merging.
-    """
+    """Returns a function that merges the values of tokens by a weighted mean."""
     return lambda x: (merge(x.astype(jnp.float32) * before) / after).astype(x.dtype)
 
 

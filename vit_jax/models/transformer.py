@@ -78,6 +78,20 @@ def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMS
     return kind(dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs, **first)
 
 
+def cut_windows(x: jax.Array, window: tuple[int, int]) -> jax.Array:
+    """Cuts maps `[batch, height, width, ...]` into windows, `[batch, windows, positions, ...]`."""
+    (batch, height, width, *rest), (rows, columns) = x.shape, window
+    x = x.reshape(batch, height // rows, rows, width // columns, columns, *rest).swapaxes(2, 3)
+    return x.reshape(batch, -1, rows * columns, *rest)
+
+
+def join_windows(x: jax.Array, size: tuple[int, int], window: tuple[int, int]) -> jax.Array:
+    """Inverts `cut_windows` for maps of this height and width."""
+    (height, width), (rows, columns), rest = size, window, x.shape[3:]
+    x = x.reshape(len(x), height // rows, width // columns, rows, columns, *rest).swapaxes(2, 3)
+    return x.reshape(len(x), height, width, *rest)
+
+
 class Attention(nnx.Module):
     """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once.
 
@@ -89,15 +103,9 @@ class Attention(nnx.Module):
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
         dim, heads, head_dim = stack.dim, stack.heads, stack.head_dim
-        dtype, scheme = stack.dtype, stack.scheme
-        self.qkv = linear_general(
-            dim,
-            (3, heads, head_dim),
-            kernel_init=scheme.qkv,
-            use_bias=stack.qkv_bias == "all",
-            dtype=dtype,
-            rngs=rngs,
-        )
+        dense, scheme = partial(linear_general, dtype=stack.dtype, rngs=rngs), stack.scheme
+        biased = stack.qkv_bias == "all"
+        self.qkv = dense(dim, (3, heads, head_dim), kernel_init=scheme.qkv, use_bias=biased)
         if stack.qkv_bias == "qv":
             self.qkv.bias = nnx.Param(initializers.full((2, heads, head_dim), 0))
         self.query_norm = make_norm(head_dim, stack, rngs) if stack.qk_norm else None
@@ -110,14 +118,8 @@ class Attention(nnx.Module):
         if stack.rope == "mixed":
             self.frequencies = nnx.Param(mixed_frequencies(heads, head_dim, rngs))
         self.norm = make_norm(dim, stack, rngs) if stack.sub_norm == "both" else None
-        self.out = linear_general(
-            (heads, head_dim),
-            dim,
-            axis=(-2, -1),
-            kernel_init=scheme.out,
-            use_bias=stack.bias,
-            dtype=dtype,
-            rngs=rngs,
+        self.out = dense(
+            (heads, head_dim), dim, axis=(-2, -1), kernel_init=scheme.out, use_bias=stack.bias
         )
         self.qkv_bias, self.rope, self.dropout = stack.qkv_bias, stack.rope, stack.attention_dropout
 
@@ -177,11 +179,9 @@ class Attention(nnx.Module):
             # Attention with a mask is slower.
             first, last = jnp.split(query, [query.shape[1] - mask.shape[1]], axis=1)
             masked = jnp.where(mask, 0, MASKED)[:, None]
-            parts = (
-                attend(first, key, value, **drops),
-                attend(last, key, value, bias=masked, **drops),
-            )
-            out = jnp.concatenate(parts, axis=1)
+            first = attend(first, key, value, **drops)
+            last = attend(last, key, value, bias=masked, **drops)
+            out = jnp.concatenate([first, last], axis=1)
         out = named("heads", out.reshape(query.shape))
         if self.norm is not None:
             out = named("heads", self.norm(out.reshape(*out.shape[:-2], -1)).reshape(out.shape))
@@ -218,11 +218,7 @@ class Attention(nnx.Module):
     def project(
         self, x: jax.Array, read: int | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries, keys and values, each `[batch, ..., tokens, heads, head_dim]`.
-
-        Args:
-          read: compute queries of the first `read` tokens only; None: of all tokens.
-        """
+        """Returns queries, keys and values, each `[batch, ..., tokens, heads, head_dim]`."""
         kernel = self.qkv.kernel[...].astype(x.dtype)
         bias = self._biases(x.dtype)
         if platform() == "gpu":
@@ -251,16 +247,7 @@ class Attention(nnx.Module):
 
 
 def _flat_product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Computes `x @ kernel + bias` by one product of 2-D matrices.
-
-    Args:
-      x: `[..., dim]`.
-      kernel: `[dim, heads, head_dim]`.
-      bias: `[heads, head_dim]`, or None.
-
-    Returns:
-      `[..., heads, head_dim]`.
-    """
+    """Computes `x @ kernel + bias` by one product of 2-D matrices."""
     product = x @ kernel.reshape(kernel.shape[0], -1)
     product = product if bias is None else product + bias.reshape(-1)
     return product.reshape(*product.shape[:-1], *kernel.shape[1:])
@@ -436,16 +423,13 @@ class WindowBlock(EncoderBlock):
         x = x.reshape(len(x), rows, columns, *x.shape[2:])
         if any(more):
             x = jnp.pad(x, ((0, 0), (0, more[0]), (0, more[1]), *((0, 0),) * (x.ndim - 3)))
-        batch, height, width, *rest = x.shape
-        x = x.reshape(batch, height // side, side, width // side, side, *rest).swapaxes(2, 3)
-        return x.reshape(batch, -1, side * side, *rest)
+        return cut_windows(x, (side, side))
 
     def _joined(self, x: jax.Array) -> jax.Array:
         """Inverts `_windows`: returns `[batch, rows * columns, dim]`."""
         (rows, columns), side = self.grid, self.window
-        down, across = -(-rows // side), -(-columns // side)
-        x = x.reshape(len(x), down, across, side, side, -1).swapaxes(2, 3)
-        x = x.reshape(len(x), down * side, across * side, -1)[:, :rows, :columns]
+        size = rows + -rows % side, columns + -columns % side
+        x = join_windows(x, size, (side, side))[:, :rows, :columns]
         return x.reshape(len(x), rows * columns, -1)
 
 
@@ -456,26 +440,12 @@ class AttentionPooling(nnx.Module):
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
-        dim, heads, head_dim, dtype = stack.dim, stack.heads, stack.head_dim, stack.dtype
-        self.probe = nnx.Param(initializers.xavier()(rngs.params(), (1, 1, dim)))
-        self.query = nnx.LinearGeneral(
-            dim, (heads, head_dim), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
-        )
-        self.key_value = nnx.LinearGeneral(
-            dim,
-            (2, heads, head_dim),
-            kernel_init=initializers.xavier(parts=2),
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.out = nnx.LinearGeneral(
-            (heads, head_dim),
-            dim,
-            axis=(-2, -1),
-            kernel_init=initializers.xavier(),
-            dtype=dtype,
-            rngs=rngs,
-        )
+        dim, heads, xavier = stack.dim, (stack.heads, stack.head_dim), initializers.xavier
+        dense = partial(nnx.LinearGeneral, dtype=stack.dtype, rngs=rngs)
+        self.probe = nnx.Param(xavier()(rngs.params(), (1, 1, dim)))
+        self.query = dense(dim, heads, kernel_init=xavier())
+        self.key_value = dense(dim, (2, *heads), kernel_init=xavier(parts=2))
+        self.out = dense(heads, dim, axis=(-2, -1), kernel_init=xavier())
         self.norm = make_norm(dim, stack, rngs)
         plain = dict(
             mlp="gelu", dropout=0.0, bias=True, sub_norm="none", scheme=initializers.SCHEMES["flax"]

@@ -7,7 +7,7 @@ in calls with `rngs`.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from vit_jax.models.attention import cudnn_takes
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImagesLike, TokenModel, height_and_width
-from vit_jax.models.layers import captures, named, platform, rising, run_layers
+from vit_jax.models.layers import captures, named, numbered, platform, rising, run_layers
 from vit_jax.models.position import (
     FIXED,
     ROPES,
@@ -35,13 +35,7 @@ from vit_jax.models.position import (
     places_of,
     rotation_angles,
 )
-from vit_jax.models.resnet import (
-    HEAD_AXES,
-    RESNET_AXES,
-    ResNet,
-    classifier,
-    resnet_stride,
-)
+from vit_jax.models.resnet import HEAD_AXES, RESNET_AXES, ResNet, classifier, resnet_stride
 from vit_jax.models.token_merging import encode_merged
 from vit_jax.models.transformer import (
     AttentionPooling,
@@ -154,21 +148,23 @@ class ViT(TokenModel):
 
     def _make_layers(self, rngs: nnx.Rngs) -> None:
         """Creates the encoder."""
-        options, stack = self.options, self.stack
+        options = self.options
 
         def block(layer):
-            rate, sub_norm = self.layer_rate(layer), options.sub_norm != "none"
-            scheme = stack.scheme.of_layer(layer, self.depth, sub_norm)
-            layer_stack = dataclasses.replace(stack, scheme=scheme)
+            rate = self.layer_rate(layer)
+            layer_stack = self._layer_stack(self.stack.scheme, layer, self.depth)
             if options.attention == "axial":
                 return AxialBlock(self.grid, layer_stack, rate, rngs=rngs)
             if options.attention == "windows" and not self._attends_globally(layer):
                 return WindowBlock(self.grid, options.window, layer_stack, rate, rngs=rngs)
             return EncoderBlock(layer_stack, rate, rngs=rngs)
 
-        # The keys, the numbers of the layers, are zero-padded strings. Therefore the sorted paths
-        # of a checkpoint are in the order of the layers.
-        self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
+        self.blocks = numbered(map(block, range(self.depth)))
+
+    def _layer_stack(self, scheme: initializers.Scheme, layer: int, depth: int) -> Stack:
+        """Returns the settings of a layer, with the layer's own initializers."""
+        layer_scheme = scheme.of_layer(layer, depth, self.stack.sub_norm != "none")
+        return dataclasses.replace(self.stack, scheme=layer_scheme)
 
     def _attends_globally(self, layer: int) -> bool:
         """Returns True if a layer has global attention; other layers have attention within windows.
@@ -230,24 +226,18 @@ class ViT(TokenModel):
         whole: bool = False,
         capture: Sequence[str] = (),
     ) -> Any:
-        """Maps images `[batch, height, width, channels]` to logits `[batch, classes]`.
+        """Maps images to logits `[batch, classes]`, as in `ImageModel`.
+
+        The captured list `tokens` contains the tokens `[batch, tokens, dim]` before the first layer
+        and after each layer. The list `attention` contains the attention weights of each layer,
+        float32 `[batch, heads, tokens, tokens]`. A layer with axial attention adds two arrays
+        instead. The first contains the weights within each row of patches, `[batch * rows, heads,
+        columns, columns]`; the second contains the weights within each column, `[batch * columns,
+        heads, rows, rows]`. In training with `depth_by="subset"`, a layer's weights contain only
+        the images for which the layer is computed.
 
         Args:
-          images: uint8, or floats in [-1, 1].
-          rngs: random keys with a `dropout` stream for a training call; None: evaluation.
           whole: compute all tokens of the last layer, including those that the head does not read.
-          capture: names of intermediate results, from `captures`. If there are names, the call
-            returns a pair: the logits, and a dictionary from each name to a list of arrays. The
-            list `tokens` contains the tokens `[batch, tokens, dim]` before the first layer and
-            after each layer. The list `attention` contains the attention weights of each layer,
-            float32 `[batch, heads, tokens, tokens]`. A layer with axial attention adds two arrays
-            instead. The first contains the weights within each row of patches, `[batch * rows,
-            heads, columns, columns]`; the second contains the weights within each column, `[batch *
-            columns, heads, rows, rows]`. In training with `depth_by="subset"`, a layer's weights
-            contain only the images for which the layer is computed.
-
-        Raises:
-          UserError: the images have another shape or type, or a name cannot be captured.
         """
         if capture:
             with self.capturing(capture) as captured:
@@ -268,7 +258,6 @@ class ViT(TokenModel):
         return x[:, self.patch_tokens].reshape(-1, *self.grid, self.dim) if dense else self.pool(x)
 
     def each_head(self, images: ImagesLike, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
-        """Returns a tuple with the logits of the head and, if any, of the distillation head."""
         return self._read_by_heads(self.encoded(images, rngs))
 
     def encoded(
@@ -334,14 +323,6 @@ class ViT(TokenModel):
         return (self.patch_embedding if self.resnet is None else self.resnet.root).kernel[...]
 
     def patches(self, images: ImagesLike) -> jax.Array:
-        """Returns patch embeddings in raster order, `[batch, patches, dim]`.
-
-        Args:
-          images: uint8, or floats in [-1, 1].
-
-        Raises:
-          UserError: the images have another shape or type.
-        """
         pixels = self.normalize(images)
         features = pixels if self.resnet is None else self.resnet(pixels)[-1]
         x = self._embed(features)
@@ -397,7 +378,6 @@ class ViT(TokenModel):
         """Returns the stochastic depth rate of a layer.
 
         Args:
-          layer: index of the layer, from 0.
           depth: number of layers over which the rate rises; None: the model's depth.
         """
         rate = self.options.stochastic_depth
@@ -439,22 +419,10 @@ class ViT(TokenModel):
         call, layer_args = self._calls(positions, rngs)
         blocks = list(self.blocks.values())
         x, last = named("tokens", x), len(blocks) if read is None else len(blocks) - 1
-        early = after or 0
-        x = run_layers(
-            call, blocks[:early], x, layer_args[:early], remat=options.remat, scan=options.scan
-        )
-        early_tokens = x
-        x = run_layers(
-            call,
-            blocks[early:last],
-            x,
-            layer_args[early:last],
-            remat=options.remat,
-            scan=options.scan,
-        )
-        x = run_layers(
-            partial(call, read=read), blocks[last:], x, layer_args[last:], remat=options.remat
-        )[:, :tokens]
+        early, run = after or 0, partial(run_layers, remat=options.remat)
+        early_tokens = run(call, blocks[:early], x, layer_args[:early], scan=options.scan)
+        x = run(call, blocks[early:last], early_tokens, layer_args[early:last], scan=options.scan)
+        x = run(partial(call, read=read), blocks[last:], x, layer_args[last:])[:, :tokens]
         return x if after is None else (x, early_tokens[:, :tokens])
 
     def _encode_merged(self, x: jax.Array, read: int | None) -> jax.Array:
@@ -478,14 +446,8 @@ class ViT(TokenModel):
         options, positions = self.options, self.layer_positions(rngs)
         call, layer_args = self._calls(positions, rngs)
         blocks, early = list(self.blocks.values()), self.depth - layers
-        x = run_layers(
-            call,
-            blocks[:early],
-            named("tokens", x),
-            layer_args[:early],
-            remat=options.remat,
-            scan=options.scan,
-        )
+        run, x = partial(run_layers, remat=options.remat), named("tokens", x)
+        x = run(call, blocks[:early], x, layer_args[:early], scan=options.scan)
         x = named("tokens", jnp.concatenate([x, queries.astype(x.dtype)], axis=1))
         behind = ((0, queries.shape[1]), (0, 0))
         if "rotation" in positions:  # Queries are rotated by an angle of 0.
@@ -498,7 +460,7 @@ class ViT(TokenModel):
         for number in range(layers):
             masked = partial(call, mask=mask(number, x))
             layer = slice(early + number, early + number + 1)
-            x = run_layers(masked, blocks[layer], x, layer_args[layer], remat=options.remat)
+            x = run(masked, blocks[layer], x, layer_args[layer])
         return x
 
     def _calls(
@@ -560,16 +522,11 @@ class ViT(TokenModel):
             raise UserError(
                 "model.attention='axial' supports the grid of patches only, no other tokens"
             )
-        depth = max(self.depth, first + count)
+        depth, scheme = max(self.depth, first + count), scheme or self.stack.scheme
         blocks = {}
         for layer in range(first, first + count):
-            values = (scheme or self.stack.scheme).of_layer(
-                layer, depth, self.stack.sub_norm != "none"
-            )
-            layer_stack = dataclasses.replace(self.stack, scheme=values)
-            blocks[f"{layer:02d}"] = EncoderBlock(
-                layer_stack, self.layer_rate(layer, depth), rngs=rngs
-            )
+            stack, rate = self._layer_stack(scheme, layer, depth), self.layer_rate(layer, depth)
+            blocks[f"{layer:02d}"] = EncoderBlock(stack, rate, rngs=rngs)
         return nnx.Dict(blocks)
 
     def _rotation(self, rngs: nnx.Rngs | None) -> Rotation:
@@ -652,214 +609,148 @@ def _resnet(options: ViTOptions, rngs: nnx.Rngs) -> ResNet | None:
 
 
 def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
-    """Returns the `Stack` of a ViT: the settings of its encoder layers.
-
-    Args:
-      options: the model's options.
-      offsets: number of rows of each layer's relative position table; 0: no table.
-      biases: number of rows of each layer's table of attention biases; 0: no table.
-    """
-    return Stack(
-        dim=options.dim,
-        heads=options.heads,
-        mlp_dim=options.mlp_dim,
-        mlp=options.mlp,
-        gelu=options.gelu,
-        dropout=options.dropout,
-        attention_dropout=options.attention_dropout,
-        depth_by=options.depth_by,
-        layer_scale=options.layer_scale,
-        qk_norm=options.qk_norm,
-        qkv_bias=options.qkv_bias,
-        bias=options.bias,
-        norm=options.norm,
-        norm_at=options.norm_at,
-        sub_norm=options.sub_norm,
-        rope=options.rope,
+    """Returns the settings of a ViT's encoder layers; for `offsets` and `biases` see `Stack`."""
+    names = [field.name for field in dataclasses.fields(Stack) if hasattr(options, field.name)]
+    values = {name: getattr(options, name) for name in names} | dict(
         offsets=offsets,
         biases=biases,
         epsilon=options.norm_epsilon,
         scheme=initializers.SCHEMES[options.initialization],
         dtype=jnp.dtype(options.dtype),
     )
+    return Stack(**values)
 
 
 def _check_together(options: ViTOptions, stride: int) -> None:
-    """Raises UserError if arguments contradict one another.
-
-    Args:
-      options: the model's options.
-      stride: distance between the centres of neighbouring patches in pixels.
-    """
+    """Raises UserError if arguments contradict one another."""
     words = f"patch size {options.patch_size}"
     if options.resnet_blocks is not None:
         words = f"the hybrid's stride {stride}"
     _check_size(height_and_width(options.image_size), stride, words)
-    checks = (_of_pooling, _of_axial, _of_windows, _of_positions, _of_layers, _of_map_pooling)
-    checks += (_of_merging,)
-    for contradictions in checks:
-        for wrong, message in contradictions(options):
-            if wrong:
-                raise UserError(message)
+    _check_pooling(options)
+    _check_axial(options)
+    _check_windows(options)
+    _check_positions(options)
+    _check_rope(options)
+    _check_layers(options)
+    _check_map_pooling(options)
+    _check_merging(options)
 
 
-# Possible contradictions between options. Each pair contains True if the contradiction occurs, and
-# the error message.
-Contradictions = Iterable[tuple[bool, str]]
-
-
-def _of_pooling(options: ViTOptions) -> Contradictions:
-    """Lists possible contradictions between options of width, tokens and pooling."""
+def _check_pooling(options: ViTOptions) -> None:
     dim, heads, pooling = options.dim, options.heads, options.pooling
-    both, two_heads = pooling == "cls_gap", options.distillation == "heads"
-    return (
-        (
-            dim % heads != 0,
-            f"{heads} heads do not divide the width {dim} (model.heads, model.dim)",
-        ),
-        (
-            options.cls_token and pooling in ("cls", "cls_gap"),
-            f"model.cls_token is for model.pooling='gap' and 'map'; {pooling!r} has one anyway",
-        ),
-        (
-            both and (options.fc_norm or options.pre_logits),
-            "model.pooling='cls_gap' reads two vectors, and model.fc_norm and pre_logits take one",
-        ),
-        (
-            options.fc_norm and two_heads,
-            "model.fc_norm normalizes one vector, and model.distillation='heads' reads two",
-        ),
-        (
-            options.distillation != "none" and pooling != "cls",
-            "model.distillation needs the class token in addition to its own: model.pooling='cls'",
-        ),
-    )
+    if dim % heads:
+        raise UserError(f"{heads} heads do not divide the width {dim} (model.heads, model.dim)")
+    if options.cls_token and pooling in ("cls", "cls_gap"):
+        raise UserError(
+            f"model.cls_token is for model.pooling='gap' and 'map'; {pooling!r} has one anyway"
+        )
+    if pooling == "cls_gap" and (options.fc_norm or options.pre_logits):
+        raise UserError(
+            "model.pooling='cls_gap' reads two vectors, and model.fc_norm and pre_logits take one"
+        )
+    if options.fc_norm and options.distillation == "heads":
+        raise UserError(
+            "model.fc_norm normalizes one vector, and model.distillation='heads' reads two"
+        )
+    if options.distillation != "none" and pooling != "cls":
+        raise UserError(
+            "model.distillation needs the class token in addition to its own: model.pooling='cls'"
+        )
 
 
-def _of_axial(options: ViTOptions) -> Contradictions:
-    """Lists possible contradictions between axial attention and other options."""
-    more_than_patches = bool(_prefix_tokens(options)) or options.registers > 0
+def _has_other_tokens(options: ViTOptions) -> bool:
+    """Returns True if the model has tokens in addition to the patches."""
+    return bool(_prefix_tokens(options)) or options.registers > 0
+
+
+def _check_axial(options: ViTOptions) -> None:
     in_layers = options.rope != "none" or options.position in ("none", "relative", "bias")
-    return (
-        (
-            options.attention == "axial" and (more_than_patches or in_layers),
+    if options.attention == "axial" and (_has_other_tokens(options) or in_layers):
+        raise UserError(
             "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or "
             "'map', no class token, no registers, and model.position='1d', '2d' or 'sincos2d' "
-            "without rope",
-        ),
-    )
+            "without rope"
+        )
 
 
-def _of_windows(options: ViTOptions) -> Contradictions:
-    """Lists possible contradictions between attention within windows and other options."""
-    more_than_patches = bool(_prefix_tokens(options)) or options.registers > 0
+def _check_windows(options: ViTOptions) -> None:
+    if options.attention != "windows":
+        return
     in_layers = options.rope == "mixed" or options.position in ("relative", "bias")
-    windows = options.attention == "windows"
-    return (
-        (
-            windows and (more_than_patches or in_layers),
+    if _has_other_tokens(options) or in_layers:
+        raise UserError(
             "model.attention='windows' divides the grid of patches: it needs model.pooling='gap' "
             "or 'map', no class token, no registers, and positions that are added to the patches "
-            "or are a fixed rope",
-        ),
-        (
-            windows and options.scan and 0 < options.global_layers < options.depth,
+            "or are a fixed rope"
+        )
+    if options.scan and 0 < options.global_layers < options.depth:
+        raise UserError(
             "model.scan compiles one layer for all, and model.attention='windows' has two kinds "
-            "of layers: use model.scan=False, or model.global_layers=0",
-        ),
-    )
+            "of layers: use model.scan=False, or model.global_layers=0"
+        )
 
 
-def _of_positions(options: ViTOptions) -> Contradictions:
-    """Lists possible contradictions between options of position embeddings."""
-    dim, position, rope = options.dim, options.position, options.rope
-    head_dim, place = dim // options.heads, options.position_at
+def _check_positions(options: ViTOptions) -> None:
+    dim, position, place = options.dim, options.position, options.position_at
     once = ("1d", "2d", "bias") if place == "shared" else ("1d", "2d")
-    stretched = rope in ROPES and ROPES[rope].stretched
-    return (
-        (
-            place != "stem" and position not in once,
-            f"model.position_at={place!r} is for model.position={', '.join(map(repr, once))}",
-        ),
-        (
-            position in ("2d", *FIXED) and dim % 4 != 0,
-            f"model.position={position!r} needs a width divisible by 4, not {dim}",
-        ),
-        (
-            options.distillation == "heads" and not options.num_classes,
-            "model.distillation='heads' needs classes; without them it is 'token'",
-        ),
-        (
-            rope != "none" and head_dim % 4 != 0,
-            f"model.rope needs heads of a width divisible by 4, not {head_dim}",
-        ),
-        (
-            options.rope_grid is not None and not stretched,
-            f"model.rope_grid is for model.rope='eva02' and 'pe', not {rope!r}",
-        ),
-        (
-            options.rope_rescale != 1 and rope not in ROPES,
-            f"model.rope_rescale is for model.rope={', '.join(ROPES)}, not {rope!r}",
-        ),
-    )
+    if place != "stem" and position not in once:
+        raise UserError(
+            f"model.position_at={place!r} is for model.position={', '.join(map(repr, once))}"
+        )
+    if position in ("2d", *FIXED) and dim % 4:
+        raise UserError(f"model.position={position!r} needs a width divisible by 4, not {dim}")
+    if options.distillation == "heads" and not options.num_classes:
+        raise UserError("model.distillation='heads' needs classes; without them it is 'token'")
 
 
-def _of_merging(options: ViTOptions) -> Contradictions:
-    """Lists possible contradictions between token merging and other options."""
+def _check_rope(options: ViTOptions) -> None:
+    rope, head_dim = options.rope, options.dim // options.heads
+    if rope != "none" and head_dim % 4:
+        raise UserError(f"model.rope needs heads of a width divisible by 4, not {head_dim}")
+    if options.rope_grid is not None and not (rope in ROPES and ROPES[rope].stretched):
+        raise UserError(f"model.rope_grid is for model.rope='eva02' and 'pe', not {rope!r}")
+    if options.rope_rescale != 1 and rope not in ROPES:
+        raise UserError(f"model.rope_rescale is for model.rope={', '.join(ROPES)}, not {rope!r}")
+
+
+def _check_layers(options: ViTOptions) -> None:
+    if options.fc_norm and not options.final_norm:
+        raise UserError("model.fc_norm moves the final norm, and model.final_norm=False removes it")
+    if options.layer_scale is not None and options.norm_at == "after":
+        raise UserError(
+            "model.layer_scale is for model.norm_at='before'; norms behind branches scale them"
+        )
+    by_subset = options.depth_by == "subset" and options.stochastic_depth > 0
+    if by_subset and options.scan and not options.uniform_depth:
+        raise UserError(
+            "model.depth_by='subset' skips more images in later layers, and model.scan "
+            "compiles one layer for all: use model.uniform_depth=True, or model.scan=False"
+        )
+
+
+def _check_map_pooling(options: ViTOptions) -> None:
+    dim, pooling, heads = options.dim, options.pooling, options.pool_heads
+    if options.pool_all and pooling not in ("gap", "map"):
+        raise UserError(f"model.pool_all is for model.pooling='gap' and 'map', not {pooling!r}")
+    if heads is not None and (pooling != "map" or dim % heads):
+        raise UserError(
+            f"model.pool_heads is for model.pooling='map', and must divide the width {dim}"
+        )
+
+
+def _check_merging(options: ViTOptions) -> None:
     in_layers = options.rope != "none" or options.position in ("relative", "bias")
     in_layers = in_layers or options.position_at != "stem" or options.attention != "full"
-    return (
-        (
-            options.merge_tokens > 0 and in_layers,
+    if options.merge_tokens > 0 and in_layers:
+        raise UserError(
             "model.merge_tokens is for model.attention='full' with positions that are added once, "
-            "before the first layer: no rope, no relative positions; use model.merge_tokens=0",
-        ),
-    )
-
-
-def _of_layers(options: ViTOptions) -> Contradictions:
-    """Lists possible contradictions between options of the encoder's layers."""
-    by_subset = options.depth_by == "subset" and options.stochastic_depth > 0
-    return (
-        (
-            options.fc_norm and not options.final_norm,
-            "model.fc_norm moves the final norm, and model.final_norm=False removes it",
-        ),
-        (
-            options.layer_scale is not None and options.norm_at == "after",
-            "model.layer_scale is for model.norm_at='before'; norms behind branches scale them",
-        ),
-        (
-            by_subset and options.scan and not options.uniform_depth,
-            "model.depth_by='subset' skips more images in later layers, and model.scan "
-            "compiles one layer for all: use model.uniform_depth=True, or model.scan=False",
-        ),
-    )
-
-
-def _of_map_pooling(options: ViTOptions) -> Contradictions:
-    """Lists possible contradictions between options of attention pooling and pooled tokens."""
-    dim, pooling, heads = options.dim, options.pooling, options.pool_heads
-    return (
-        (
-            options.pool_all and pooling not in ("gap", "map"),
-            f"model.pool_all is for model.pooling='gap' and 'map', not {pooling!r}",
-        ),
-        (
-            heads is not None and (pooling != "map" or dim % heads != 0),
-            f"model.pool_heads is for model.pooling='map', and must divide the width {dim}",
-        ),
-    )
+            "before the first layer: no rope, no relative positions; use model.merge_tokens=0"
+        )
 
 
 def _check_size(size: tuple[int, int], stride: int, words: str) -> None:
-    """Raises UserError if the stride does not divide the height and width of the images.
-
-    Args:
-      size: height and width of the images in pixels.
-      stride: the stride in pixels.
-      words: description of the stride in the error message, such as "patch size 16".
-    """
+    """Raises UserError if the stride does not divide the height and width of the images."""
     height, width = size
     if height % stride or width % stride:
         down = max(stride, height // stride * stride)
@@ -877,15 +768,8 @@ def _smallest(values: dict) -> dict:
     return small if not blocks else small | dict(resnet_blocks=(1,) * len(blocks))
 
 
-STEM = (
-    "resnet",
-    "patch_embedding",
-    "patch_norm",
-    "cls",
-    "distillation_token",
-    "position_embedding",
-)
-STEM += ("register_tokens", "stem_norm")
+STEM = ("resnet", "patch_embedding", "patch_norm", "cls", "distillation_token")
+STEM += ("position_embedding", "register_tokens", "stem_norm")
 
 
 def _layer(path: str) -> float:

@@ -67,12 +67,7 @@ class Follower(NamedTuple):
 
 
 def _sized(*names: str, **others) -> dict[str, dict]:
-    """Returns the arguments of models such as `B/16`, as a dictionary by model name.
-
-    Args:
-      *names: names of models: a size of `SIZES` and a patch size, separated by a slash.
-      **others: further arguments that all these models have.
-    """
+    """Returns the arguments of models such as `B/16`, as a dictionary by model name."""
     sizes = ((name, *name.split("/")) for name in names)
     return {name: SIZES[size] | dict(patch_size=int(patch)) | others for name, size, patch in sizes}
 
@@ -156,14 +151,8 @@ FOLLOWERS = (
     Follower(
         "AIMv2",
         "Fini et al., 2024 (AIMv2)",
-        dict(
-            stem_norm="patches",
-            norm="rms",
-            norm_epsilon=1e-5,
-            bias=False,
-            qkv_bias="none",
-            pooling="gap",
-        ),
+        dict(stem_norm="patches", norm="rms", norm_epsilon=1e-5, bias=False, pooling="gap")
+        | dict(qkv_bias="none"),
         {
             "L/14": _gated(14, 1024, 24, 2816, 8),
             "H/14": _gated(14, 1536, 24, 4096, 12),
@@ -188,16 +177,8 @@ _FOLLOWING = {
 }
 
 NAMES = (
-    *(
-        "ViT-mu/16",
-        "ViT-Ti/32",
-        "ViT-Ti/16",
-        "ViT-Ti/8",
-        "ViT-S/32",
-        "ViT-S/16",
-        "ViT-S/14",
-        "ViT-S/8",
-    ),
+    *("ViT-mu/16", "ViT-Ti/32", "ViT-Ti/16", "ViT-Ti/8"),
+    *("ViT-S/32", "ViT-S/16", "ViT-S/14", "ViT-S/8"),
     *("ViT-b/32", "ViT-M/16", "ViT-B/32", "ViT-B/16", "ViT-B/14", "ViT-B/8"),
     *("ViT-L/32", "ViT-L/16", "ViT-L/14", "ViT-So400m/14", "ViT-H/32", "ViT-H/16", "ViT-H/14"),
     *("ViT-g/16", "ViT-g/14", "ViT-G/16", "ViT-G/14", "ViT-e/14"),

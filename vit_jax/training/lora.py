@@ -32,9 +32,7 @@ def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
     the first training step.
 
     Args:
-      options: the section `finetune` of the config.
       seed: random seed of the matrices `down`.
-      params: the model's parameters, nested.
 
     Raises:
       UserError: the model has no attention kernels for LoRA.
@@ -65,10 +63,6 @@ def weight_axes(path: str, rank: int) -> Axes | None:
 
     A low-rank update consists of `down` and `up`. `down` has the kernel's input axes and the axis
     `rank`. `up` has the axis `rank` and the kernel's output axes.
-
-    Args:
-      path: path of the weight, `params/...` or `extra/...`.
-      rank: the weight's number of axes.
     """
     kernel, _, factor = path.removeprefix("extra/lora/").partition("/")
     if not path.startswith("extra/lora/"):

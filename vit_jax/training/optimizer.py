@@ -97,12 +97,7 @@ def _learning_rates(
     schedule: Callable[[jax.Array], jax.Array],
     backbone_schedule: Callable[[jax.Array], jax.Array] | None,
 ) -> list[optax.GradientTransformation]:
-    """Returns the last stages of the optimizer: multiplication by the learning rates.
-
-    Args:
-      schedule: the learning rate of update t = 1, 2, ...
-      backbone_schedule: the learning rate of update t for the backbone. None: `schedule`.
-    """
+    """Returns the last stages of the optimizer: multiplication by the learning rates."""
 
     def scale(schedule):
         return optax.scale_by_learning_rate(lambda count: schedule(count + 1))
@@ -118,16 +113,7 @@ def _learning_rates(
 def _frozen_stages(
     frozen_prefixes: Mapping[str, int], frozen_steps: int
 ) -> list[optax.GradientTransformation]:
-    """Returns optimizer stages that freeze weights in the first updates.
-
-    The weights are the model's parameters and the parameters of the objective, such as a decoder's.
-
-    Args:
-      frozen_prefixes: the parameters of the objective that are frozen in the first updates, as a
-        dict from a prefix of their paths, such as `head/prototypes`, to the number of updates.
-      frozen_steps: number of initial updates in which the backbone is frozen, so that only the
-        model's heads and the parameters of the objective are trained.
-    """
+    """Returns optimizer stages that freeze weights in the first updates."""
     stages = [
         _freeze(steps, partial(below, [f"extra/objective/{start}"]))
         for start, steps in frozen_prefixes.items()
@@ -136,12 +122,7 @@ def _frozen_stages(
 
 
 def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransformation:
-    """Sets the first updates of some weights to 0.
-
-    Args:
-      steps: number of updates to set to 0.
-      mask: function from the weights to a mask, True for the weights to freeze.
-    """
+    """Sets the first updates of some weights to 0."""
     return optax.masked(optax.scale_by_schedule(lambda count: count >= steps), mask)
 
 
@@ -152,9 +133,6 @@ def unless_skipped(
 
     The function `update` of the returned rule has an additional argument, `finite`. If it is False,
     the update is skipped. If it is None, the update is skipped if the gradient is not finite.
-
-    Args:
-      update_rule: the update rule to wrap.
     """
 
     def update(updates, state, params=None, *, finite=None):
@@ -173,12 +151,6 @@ def check_first(
 
     LAMB scales an array's update to the norm of the array. For an array of zeros this is
     impossible, because the norm of the array is 0.
-
-    Args:
-      config: the section `optimizer`.
-      changes: function from the weights to a mask, True for trained weights. None: all weights are
-        trained.
-      weights: a run's initial weights.
     """
     if config.name != "lamb":
         return
@@ -225,8 +197,6 @@ def _named(params: dict, decays: Callable[[str], bool]) -> dict:
     """Returns a mask of the parameters with weight decay.
 
     Args:
-      params: parameters. Parameters that the model family excludes from weight decay are False in
-        the mask.
       decays: function from the last name of a parameter's path, such as `bias`, to True if the
         parameter has weight decay.
     """

@@ -31,11 +31,7 @@ from vit_jax.training.lora import (
 from vit_jax.training.objectives import abstract_objective, make_objective, objective_of
 from vit_jax.training.objectives.objective import Objective
 from vit_jax.training.optimizer import below, check_first, make_optimizer
-from vit_jax.training.schedule import (
-    make_backbone_schedule,
-    make_schedule,
-    make_weight_decay,
-)
+from vit_jax.training.schedule import make_backbone_schedule, make_schedule, make_weight_decay
 from vit_jax.training.step import (
     Evaluated,
     Metrics,
@@ -203,9 +199,7 @@ def make_program(
     """Returns the `Program` of a run: its training step, with shapes in place of arrays.
 
     Args:
-      config: config of the run.
       num_classes: outputs of the model's head.
-      steps: length of the run.
       mesh: mesh of devices; they need not exist on this machine (ahead-of-time compilation).
       build: function that creates the model, called with `rngs=`; None: the config's model.
       frozen: the frozen model that `Objective.teacher_spec` requests, with shapes in place of
@@ -252,7 +246,9 @@ def make_program(
         frozen_prefixes=whole.frozen_prefixes(),
         stem=whole.stem,
         frozen_steps=config.finetune.frozen_steps,
-        backbone_schedule=_backbone_schedule(config, steps),
+        backbone_schedule=make_backbone_schedule(
+            config.optimizer, steps, config.finetune.frozen_steps, config.finetune.warmup_steps
+        ),
     )
 
     def first_state(weights, frozen):
@@ -285,12 +281,6 @@ def make_program(
         make_train_step(graphdef, objective, optimizer, config, mesh, shardings),
         shapes_of_batch(config, 1),
     )
-
-
-def _backbone_schedule(config: RunOptions, steps: int) -> Callable[[jax.Array], jax.Array] | None:
-    """Returns the learning rate schedule of the backbone; None if `finetune.warmup_steps` is 0."""
-    frozen, warmup = config.finetune.frozen_steps, config.finetune.warmup_steps
-    return make_backbone_schedule(config.optimizer, steps, frozen, warmup) if warmup else None
 
 
 def _check_layers(config: RunOptions, model: nnx.Module) -> None:

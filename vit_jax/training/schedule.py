@@ -57,15 +57,18 @@ def make_schedule(config: OptimizerOptions, steps: int) -> Callable[[jax.Array],
 
 def make_backbone_schedule(
     config: OptimizerOptions, steps: int, frozen_steps: int, warmup_steps: int
-) -> Callable[[jax.Array], jax.Array]:
+) -> Callable[[jax.Array], jax.Array] | None:
     """Returns a function from the number of an update to the learning rate of the backbone.
 
     The learning rate is 0 for `frozen_steps` updates. Then the config's schedule starts, with a
-    warm-up of `warmup_steps` from 0 (EoMT's `two_stage_warmup_poly_schedule.py`).
+    warm-up of `warmup_steps` from 0 (EoMT's `two_stage_warmup_poly_schedule.py`). Without a
+    warm-up the result is None: the backbone has the config's schedule.
 
     Raises:
       UserError: the frozen steps and the warm-up are as long as the whole run.
     """
+    if not warmup_steps:
+        return None
     if frozen_steps + warmup_steps >= steps:
         raise UserError(
             f"finetune.frozen_steps = {frozen_steps} and finetune.warmup_steps = {warmup_steps} "

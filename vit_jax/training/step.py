@@ -312,13 +312,6 @@ def make_eval_step(
 
     `first` is the index of the batch's first image in the split. The random key of an image is
     folded from its index, so an image has the same random numbers in each evaluation.
-
-    Args:
-      graphdef: graph definition of the model.
-      objective: objective with its frozen model.
-      config: config of the run.
-      mesh: mesh of devices.
-      places: shardings of `Evaluated`.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
     labelled = objective_of(config.objective.name).labels

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from vit_jax.interop.library import Library, load_formats
 from vit_jax.interop.preprocessing import Preprocessing
-from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.tensor_files import Tensor, without_prefix
 
+STARTS = ("params/", "opt/target/")  # Prefixes of a model's parameters in a file.
 TOWERS_PREPROCESSING = Preprocessing("square", Fraction(1), "bilinear")  # Of image-text models.
 
 
@@ -25,39 +26,25 @@ def _prepare(
     - `prefix`: the prefix of the image model's parameters in the file, such as `params/img/`.
     - `by_kind`: True if the parameters have big_vision's names.
     """
-    starts = ("params/", "opt/target/")
     prefix = next(
-        (start for start in starts if any(name.startswith(start) for name in tensors)), ""
+        (start for start in STARTS if any(name.startswith(start) for name in tensors)), ""
     )
     if f"{prefix}img/embedding/kernel" in tensors:
         prefix += "img/"
     by_kind = any(re.search("encoderblock.*/MlpBlock_0/", name) for name in tensors)
-    model_tensors = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
-    return model_tensors, dict(prefix=prefix, by_kind=by_kind)
+    return without_prefix(tensors, prefix), dict(prefix=prefix, by_kind=by_kind)
 
 
 def _preprocessing(
     config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Implements `Library.preprocessing` for npz files, which do not contain the preprocessing.
-
-    The preprocessing of image-text models is `TOWERS_PREPROCESSING`. The preprocessing of other
-    models is unknown (None). For all models, mean and std of pixels have vit_jax's default values.
-    """
+    """Returns `TOWERS_PREPROCESSING` for image-text models; that of other models is unknown."""
     return {}, TOWERS_PREPROCESSING if config["prefix"].endswith("img/") else None, ""
 
 
 LIBRARY = Library(
     title="Google's npz",
-    formats=load_formats(
-        __name__,
-        "google_bit",
-        "google_vit",
-    ),
+    formats=load_formats(__name__, "google_bit", "google_vit"),
     suffix=".npz",
     claims=lambda path, config, tensors: path.suffix == ".npz",
     prepare=_prepare,

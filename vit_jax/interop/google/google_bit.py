@@ -7,27 +7,17 @@ from vit_jax.models.resnet import BiT
 
 _ROOT = "resnet/root_block/standardized_conv2d/kernel"
 
+_UNIT = "resnet/block{0}/unit{1:02d}/"
 _RULES = (
     Rule("resnet/root/kernel", _ROOT),
-    Rule(
-        UNIT + "conv_proj/kernel", "resnet/block{0}/unit{1:02d}/a/proj/standardized_conv2d/kernel"
-    ),
+    Rule(UNIT + "conv_proj/kernel", _UNIT + "a/proj/standardized_conv2d/kernel"),
     *(
         rule
         for number, letter in enumerate("abc", start=1)
         for rule in (
-            Rule(
-                f"{UNIT}conv{number}/kernel",
-                f"resnet/block{{0}}/unit{{1:02d}}/{letter}/standardized_conv2d/kernel",
-            ),
-            Rule(
-                f"{UNIT}norm{number}/scale",
-                f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/gamma",
-            ),
-            Rule(
-                f"{UNIT}norm{number}/bias",
-                f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/beta",
-            ),
+            Rule(f"{UNIT}conv{number}/kernel", f"{_UNIT}{letter}/standardized_conv2d/kernel"),
+            Rule(f"{UNIT}norm{number}/scale", f"{_UNIT}{letter}/group_norm/gamma"),
+            Rule(f"{UNIT}norm{number}/bias", f"{_UNIT}{letter}/group_norm/beta"),
         )
     ),
     Rule("norm/scale", "resnet/group_norm/gamma"),

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.interop import google
 from vit_jax.interop.google import google_vit
 from vit_jax.interop.layout import BLOCK, LEADING, Rule
-from vit_jax.interop.library import Tensors
-from vit_jax.interop.tensor_files import Tensor
-from vit_jax.interop.text_format import TextFormat
+from vit_jax.interop.library import Tensors, TextFormat
+from vit_jax.interop.tensor_files import Tensor, without_prefix
 from vit_jax.options.text import TextOptions
 
-_STARTS = ("params/", "opt/target/", "")
+_STARTS = (*google.STARTS, "")
 _TOWER, _ENCODER, _IMAGE_ENCODER = "txt/", "Encoder_0/", "Transformer/"
 _OWN = (BLOCK, "norm/", "head/")  # Modules whose parameters have the same names as in a ViT.
 RULES = (
@@ -67,10 +67,9 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
 
 
 def _tower(tensors: Tensors) -> tuple[str, Tensors]:
-    """Returns the prefix of the model in the file, and the text tower's tensors.
+    """Returns the prefix of the model in the file, such as `params/`, and the text tower's tensors.
 
-    The prefix is the part of the tensor names before `txt/`, such as `params/`. The returned
-    tensors have names without this prefix and without `txt/`.
+    Their names have neither this prefix nor `txt/`.
 
     Raises:
       UserError: the model has no text tower, or its text tower is unsupported.
@@ -79,11 +78,7 @@ def _tower(tensors: Tensors) -> tuple[str, Tensors]:
     if not starts:
         raise UserError("the checkpoint has no text tower: there are no arrays called txt/...")
     prefix = starts[0] + _TOWER
-    tower = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    tower = without_prefix(tensors, prefix)
     for name, words in {
         "Embed_0/embedding": "of another kind, such as the BERT of LiT",
         "head/kernel": "without a projection to the embeddings",

@@ -47,11 +47,7 @@ _FORMAT = google_vit.FORMAT._replace(
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Converts an image-text model to the tensors of a big_vision file, and notes for the user.
-
-    Raises:
-      UserError: big_vision has no model with these arguments.
-    """
+    """Converts an image-text model to the tensors of a big_vision file, and notes for the user."""
     text_part, options = towers.text_part, towers.options
     if family_of(options).model is not ViT:
         raise UserError(

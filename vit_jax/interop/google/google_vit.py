@@ -122,16 +122,6 @@ def _with_class_token(table: Tensor) -> Tensor:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and a text that lists the assumptions.
-
-    The arguments are derived from the tensors. For example, the kind of position embeddings is
-    assumed if the file contains none.
-
-    Args:
-      tensors: the tensors, with the names that `rename` returns.
-      config: the configuration, with `prefix` and `by_kind`, as `google._prepare` returns it.
-      image_size: as in `image_size_of`.
-    """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
         values = _values(shapes, config["by_kind"])
@@ -152,12 +142,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _values(shapes: dict, by_kind: bool) -> dict:
-    """Returns the model arguments that the arrays' shapes determine.
-
-    Args:
-      shapes: shapes of the arrays by name.
-      by_kind: True if the arrays have big_vision's names in the file.
-    """
+    """Returns the model arguments that the arrays' shapes determine."""
     patch, _, channels, dim = shapes["embedding/kernel"]
     values = dict(
         patch_size=patch,
@@ -168,39 +153,22 @@ def _values(shapes: dict, by_kind: bool) -> dict:
         mlp_dim=shapes[_THEIRS.format(0) + "MlpBlock_3/Dense_0/bias"][0],
         heads=shapes[_ATTENTION.format(0) + "query/kernel"][1],
         num_classes=shapes.get("head/bias", (0,))[0],
-        pooling=_pooling(shapes),
+        pooling="cls" if "cls" in shapes else "gap",
         pre_logits="pre_logits/kernel" in shapes,
-        position=_position(shapes, by_kind),
+        # Without a table of position embeddings, a big_vision model has fixed sine-cosine
+        # embeddings, and a vision_transformer model has none.
+        position="1d" if POSITIONS in shapes else "sincos2d" if by_kind else "none",
     )
+    if _POOLING + "probe" in shapes:
+        values["pooling"] = "map"
     if root := shapes.get("conv_root/kernel"):
         blocks = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1)
         values |= dict(channels=root[2], resnet_blocks=blocks, **resnet_root(root[0], root[3]))
     return values
 
 
-def _pooling(shapes: dict) -> str:
-    if _POOLING + "probe" in shapes:
-        return "map"
-    return "cls" if "cls" in shapes else "gap"
-
-
-def _position(shapes: dict, by_kind: bool) -> str:
-    """Returns the model's argument `position`.
-
-    If the file contains no table of position embeddings, a big_vision model has fixed sine-cosine
-    embeddings, and a vision_transformer model has no position embeddings.
-    """
-    if POSITIONS in shapes:
-        return "1d"
-    return "sincos2d" if by_kind else "none"
-
-
 def _describe(values: dict) -> dict:
-    """Checks that the model can be written; returns {}, because npz files have no `config.json`.
-
-    Raises:
-      UserError: npz files cannot represent the model.
-    """
+    """Rejects unsupported models; returns {}, because npz files have no `config.json`."""
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")
     if _by_kind(values) and values["resnet_blocks"] is not None:

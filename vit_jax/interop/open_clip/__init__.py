@@ -12,22 +12,18 @@ from vit_jax.errors import UserError
 from vit_jax.interop import timm
 from vit_jax.interop.library import Library, load_formats
 from vit_jax.interop.preprocessing import CLIP
-from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.tensor_files import Tensor, without_prefix
+from vit_jax.models.image_model import height_and_width
 
 _TOWER, _TIMM = "visual.", "visual.trunk."
 # timm's `crop_mode` for each of open_clip's values of `resize_mode`.
-_CROPS = {
-    "shortest": "center",
-    "squash": "squash",
-}
+_CROPS = {"shortest": "center", "squash": "squash"}
 
 
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Returns the image tower's tensors without their prefix, and the extended config.
-
-    The entry `pretrained_cfg`, with the preprocessing as in timm, is added to the config.
+    """Returns the image tower's tensors without their prefix, and the config with `pretrained_cfg`.
 
     Raises:
       UserError: there is no `open_clip_config.json`, or the model is unsupported.
@@ -37,9 +33,7 @@ def _prepare(
     config = config | dict(pretrained_cfg=_pretrained_config(tensors, config))
     if config["model_cfg"]["vision_cfg"].get("timm_model_name"):
         return _prepare_timm(path, tensors, config)
-    tower_tensors = {
-        name.removeprefix(_TOWER): x for name, x in tensors.items() if name.startswith(_TOWER)
-    }
+    tower_tensors = without_prefix(tensors, _TOWER)
     if "proj" in tower_tensors:  # The head has no bias.
         classes = tower_tensors["proj"].shape[1]
         tower_tensors["proj.bias"] = Tensor(
@@ -49,11 +43,7 @@ def _prepare(
 
 
 def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
-    """Converts open_clip's preprocessing to timm's `pretrained_cfg`.
-
-    Raises:
-      UserError: the resize mode is unsupported.
-    """
+    """Converts open_clip's preprocessing to timm's `pretrained_cfg`."""
     preprocess_cfg = config.get("preprocess_cfg") or {}
     preprocessing = CLIP | {
         key: value for key, value in preprocess_cfg.items() if value is not None
@@ -65,13 +55,12 @@ def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
             f"{', '.join(_CROPS)}"
         )
     size = config["model_cfg"]["vision_cfg"].get("image_size", 224)
-    height, width = (size, size) if isinstance(size, int) else size
     channels = next(x.shape[1] for x in tensors.values() if len(x.shape) == 4)
     return dict(
         crop_pct=1.0,
         crop_mode=_CROPS[crop],
         interpolation=preprocessing.get("interpolation", "bicubic"),
-        input_size=[channels, height, width],
+        input_size=[channels, *height_and_width(size)],
         mean=preprocessing["mean"],
         std=preprocessing["std"],
     )
@@ -88,9 +77,7 @@ def _prepare_timm(
             raise UserError(
                 f"an open_clip model of timm's {architecture} with {name} is unsupported"
             )
-    tower_tensors = {
-        name.removeprefix(_TIMM): x for name, x in tensors.items() if name.startswith(_TIMM)
-    }
+    tower_tensors = without_prefix(tensors, _TIMM)
     # The projection to the embedding is the head of timm's model (`trunk`). If the model has
     # attention pooling, there is no head, and the output of the pooling is the embedding.
     pooling = tower.get("timm_pool")

@@ -4,18 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import (
-    BLOCK,
-    FLAT,
-    LINEAR,
-    LINEAR_OUT,
-    SAME,
-    Rule,
-    torch_dense,
-    torch_norm,
-)
-from vit_jax.interop.library import Tensors
-from vit_jax.interop.text_format import TextFormat
+from vit_jax.interop.layout import Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Tensors, TextFormat
+from vit_jax.interop.open_clip.open_clip_vit import LAYER_RULES
 from vit_jax.options.text import TextOptions
 
 # open_clip's defaults of the entries of `text_cfg`.
@@ -39,14 +30,8 @@ _READ |= {"hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode", "tokenizer_
 _READ |= {"output_tokens", "tiktoken_name"}
 _POOLINGS = {"argmax": "highest", "last": "last", "eos": "end"}
 _TOWER = "text."  # Prefix of the text tower's tensors in models with `custom_text`.
-_PARTS = (
-    "token_embedding.",
-    "positional_embedding",
-    "transformer.",
-    "ln_final.",
-    "text_projection",
-)
-_THEIRS = "transformer.resblocks.{0}."
+_PARTS = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.")
+_PARTS += ("text_projection",)
 
 
 def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
@@ -69,7 +54,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         dim=text["width"],
         depth=text["layers"],
         heads=text["heads"],
-        mlp_dim=tower_tensors[_THEIRS.format(0) + "mlp.c_fc.weight"].shape[0],
+        mlp_dim=tower_tensors["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
         output_dim=projection.shape[0] if biased else projection.shape[1],
         causal=not text["no_causal_mask"],
         pooling=_POOLINGS[text["pool_type"]],
@@ -113,11 +98,7 @@ def _tower(tensors: Tensors) -> Tensors:
 
 
 def _gelu(model: Mapping, text: Mapping) -> str:
-    """Returns the text tower's kind of GELU, such as `quick`.
-
-    Raises:
-      UserError: the activation is unsupported.
-    """
+    """Returns the text tower's kind of GELU, such as `quick`."""
     arguments = text.get("act_kwargs") or {}
     if model.get("quick_gelu"):
         return "quick"
@@ -158,16 +139,11 @@ def text_rules(biased: bool) -> tuple[Rule, ...]:
       biased: True if the final projection is a linear layer with a bias. False if it is a plain
         tensor without a bias, which has the same layout as vit_jax's kernel.
     """
-    head = (Rule("head/kernel", "text_projection", SAME),)
+    head = Rule("head/kernel", "text_projection")
     return (
         Rule("token_embedding/embedding", "token_embedding.weight"),
         Rule("position_embedding/embedding", "positional_embedding"),
-        *torch_norm(BLOCK + r"norm(\d)", _THEIRS + "ln_{1}"),
-        Rule(BLOCK + "attention/qkv/kernel", _THEIRS + "attn.in_proj_weight", LINEAR),
-        Rule(BLOCK + "attention/qkv/bias", _THEIRS + "attn.in_proj_bias", FLAT),
-        *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.out_proj", LINEAR_OUT),
-        *torch_dense(BLOCK + "mlp/fc1", _THEIRS + "mlp.c_fc"),
-        *torch_dense(BLOCK + "mlp/fc2", _THEIRS + "mlp.c_proj"),
+        *LAYER_RULES,
         *torch_norm("norm", "ln_final"),
-        *(torch_dense("head", "text_projection") if biased else head),
+        *(torch_dense("head", "text_projection") if biased else (head,)),
     )

@@ -11,7 +11,7 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.interop import timm
 from vit_jax.interop.image_text import TextPart
-from vit_jax.interop.library import TRAINING_ONLY, Arrays, Format, Values
+from vit_jax.interop.library import TRAINING_ONLY, Arrays, Format, Values, write_image_size
 from vit_jax.interop.open_clip import open_clip_vit
 from vit_jax.interop.open_clip.open_clip_text import text_config, text_rules
 from vit_jax.interop.preprocessing import DEFAULT_PREPROCESSING, lost, per_channel, to_timm
@@ -27,7 +27,6 @@ from vit_jax.interop.towers_format import (
 from vit_jax.interop.writing import content_of
 from vit_jax.models import family_of
 from vit_jax.models.text_tokens import OPEN_CLIP, open_clip_config
-from vit_jax.options.model import ImageOptions
 from vit_jax.published.weights import all_weights
 
 _TITLE = "open_clip"
@@ -41,11 +40,7 @@ _TOKENIZER = ("hf_tokenizer_name", "tokenizer_kwargs")
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Converts an image-text model to open_clip's tensors and config, and notes for the user.
-
-    Raises:
-      UserError: open_clip has no model with these arguments.
-    """
+    """Converts an image-text model to open_clip's tensors and config, and notes for the user."""
     text_part, options, notes = towers.text_part, towers.options, []
     if asdict(options).get("stem_norm") == "tokens":
         towers, notes = without_bias(towers, _TITLE)
@@ -108,7 +103,7 @@ def _timm_tower(towers: Towers) -> tuple[dict[str, Any], Arrays]:
             "whose names open_clip builds it; write it for Transformers instead"
         )
     vision = dict(
-        image_size=_size(options),
+        image_size=write_image_size(values),
         timm_model_name=architecture,
         timm_model_pretrained=False,
         timm_pool=pooling,
@@ -130,15 +125,7 @@ def _architectures(text_part: TextPart) -> list[str]:
 
 
 def _is_architecture(name: str, pooling: str, form: Format, arrays: Arrays, values: Values) -> bool:
-    """Returns True if a timm architecture is the image tower of this model.
-
-    Args:
-      name: name of the architecture.
-      pooling: timm's `global_pool`.
-      form: timm's format for the model.
-      arrays: tensors of the model by timm's names.
-      values: arguments of the model. The architecture must have the same arguments.
-    """
+    """Returns True if a timm architecture is the image tower of this model."""
     tensors = {key: Tensor(x.shape, x.dtype, lambda x=x: x) for key, x in arrays.items()}
     config = dict(architecture=name, model_args=dict(global_pool=pooling), pretrained_cfg={})
     try:
@@ -155,11 +142,6 @@ def _read_config(text_part: TextPart) -> dict[str, Any]:
     if OPEN_CLIP not in files:
         return {}
     return (open_clip_config(files[OPEN_CLIP].parent) or {}).get("model_cfg", {})
-
-
-def _size(options: ImageOptions) -> int | list[int]:
-    height, width = options.image_size
-    return height if height == width else [height, width]
 
 
 def _tokenizer(text_part: TextPart) -> tuple[dict[str, Any], list[str]]:
@@ -180,11 +162,7 @@ def _tokenizer(text_part: TextPart) -> tuple[dict[str, Any], list[str]]:
 
 
 def _preprocessing(towers: Towers) -> tuple[dict[str, Any], list[str]]:
-    """Returns the `preprocess_cfg`, and a line for each property that it cannot store.
-
-    Raises:
-      UserError: open_clip does not support the kind of crop.
-    """
+    """Returns the `preprocess_cfg`, and a line for each property that it cannot store."""
     seen, values = towers.preprocessing or DEFAULT_PREPROCESSING, asdict(towers.options)
     size, channels = values["image_size"], values["channels"]
     crop = to_timm(seen, size)
@@ -195,7 +173,7 @@ def _preprocessing(towers: Towers) -> tuple[dict[str, Any], list[str]]:
             "open_clip"
         )
     return dict(
-        size=_size(towers.options),
+        size=write_image_size(values),
         mean=per_channel(values["mean"], channels),
         std=per_channel(values["std"], channels),
         interpolation=crop["interpolation"],

@@ -14,22 +14,27 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format, Tensors, Values
+from vit_jax.interop.library import Format, Tensors, Values, write_image_size
+from vit_jax.models.image_model import height_and_width
 from vit_jax.models.vit import ViT
 
 _THEIRS = "transformer.resblocks.{0}."
+# Naming rules for the encoder layers of image towers and text towers.
+LAYER_RULES = (
+    *torch_norm(BLOCK + r"norm(\d)", _THEIRS + "ln_{1}"),
+    Rule(BLOCK + "attention/qkv/kernel", _THEIRS + "attn.in_proj_weight", LINEAR),
+    Rule(BLOCK + "attention/qkv/bias", _THEIRS + "attn.in_proj_bias", FLAT),
+    *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.out_proj", LINEAR_OUT),
+    *torch_dense(BLOCK + "mlp/fc1", _THEIRS + "mlp.c_fc"),
+    *torch_dense(BLOCK + "mlp/fc2", _THEIRS + "mlp.c_proj"),
+)
 _RULES = (
     Rule("patch_embedding/kernel", "conv1.weight", CONV),
     Rule("cls", "class_embedding", FLAT),
     Rule("position_embedding/table", "positional_embedding", TABLE),
     *torch_norm("stem_norm", "ln_pre"),
-    *torch_norm(BLOCK + r"norm(\d)", _THEIRS + "ln_{1}"),
-    Rule(BLOCK + "attention/qkv/kernel", _THEIRS + "attn.in_proj_weight", LINEAR),
-    Rule(BLOCK + "attention/qkv/bias", _THEIRS + "attn.in_proj_bias", FLAT),
-    *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.out_proj", LINEAR_OUT),
+    *LAYER_RULES,
     Rule(BLOCK + r"scale(\d)", _THEIRS + "ls_{1}.gamma"),
-    *torch_dense(BLOCK + "mlp/fc1", _THEIRS + "mlp.c_fc"),
-    *torch_dense(BLOCK + "mlp/fc2", _THEIRS + "mlp.c_proj"),
     *torch_norm("norm", "ln_post"),
     Rule("head/kernel", "proj"),
     Rule("head/bias", "proj.bias"),
@@ -41,11 +46,6 @@ _ALWAYS = dict(attentional_pool=False, no_ln_pre=False, pool_type="tok", pos_emb
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Returns the model's arguments from tensors and an `open_clip_config.json`.
-
-    Raises:
-      UserError: a setting in the config is unsupported.
-    """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_cfg, tower = config["model_cfg"], config["model_cfg"]["vision_cfg"]
     for name, value in tower.items():
@@ -53,14 +53,14 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         if name not in _SHOWN and not droops and value not in (None, False, _ALWAYS.get(name)):
             raise UserError(f"an open_clip tower with {name}={value!r} is unsupported")
     dim, channels, patch, _ = shapes["conv1.weight"]
-    size, head_width = tower["image_size"], tower.get("head_width", 64)
+    head_width = tower.get("head_width", 64)
     if dim % head_width:
         raise UserError(
             f"open_clip_config.json has head_width={head_width}, which does not divide the "
             f"width {dim}"
         )
     values = dict(
-        image_size=(size, size) if isinstance(size, int) else tuple(size),
+        image_size=height_and_width(tower["image_size"]),
         patch_size=patch,
         channels=channels,
         dim=dim,
@@ -79,9 +79,8 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
 
 def _describe(values: Values) -> dict[str, Any]:
     """Returns the `vision_cfg` of a model, from its arguments."""
-    height, width = values["image_size"]
     return dict(
-        image_size=height if height == width else [height, width],
+        image_size=write_image_size(values),
         layers=values["depth"],
         width=values["dim"],
         head_width=values["dim"] // values["heads"],

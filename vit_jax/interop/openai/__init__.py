@@ -12,7 +12,7 @@ from vit_jax.interop.preprocessing import Preprocessing
 def _preprocessing(
     config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Implements `Library.preprocessing`. Without a `config.json` the preprocessing is OpenAI's."""
+    """Without a `config.json` the preprocessing is OpenAI's."""
     return (
         timm.LIBRARY.preprocessing(config, processor_config, channels) if config else ({}, None, "")
     )

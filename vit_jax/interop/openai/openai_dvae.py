@@ -25,11 +25,6 @@ _RULES = (
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Returns the model's arguments from tensors and a `config.json` (or {}).
-
-    Raises:
-      UserError: the tensors are not DALL-E's encoder.
-    """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     blocks = count_units(shapes, r"blocks\.group_(\d+)\.block_(\d+)\.", first=1)
     try:

@@ -24,25 +24,14 @@ from vit_jax.published.unheld import refuse_unheld
 # parses names of timm's architectures.
 _MODULES = tuple(
     import_module(f"{__name__}.{module}")
-    for module in (
-        "timm_beit",
-        "timm_bit",
-        "timm_convnext",
-        "timm_eva",
-        "timm_swin",
-        "timm_vit",
-    )
+    for module in ("timm_beit", "timm_bit", "timm_convnext", "timm_eva", "timm_swin", "timm_vit")
 )
 
 
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Implements `Library.prepare`: checks the architecture's name; changes nothing.
-
-    Raises:
-      UserError: the architecture is unsupported.
-    """
+    """Rejects unsupported architectures by their names; changes nothing."""
     architecture = config.get("architecture")
     if architecture is None:
         return tensors, config
@@ -57,7 +46,7 @@ def _prepare(
 def _preprocessing(
     config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Implements `Library.preprocessing`; without a `config.json` timm's defaults are assumed."""
+    """Without a `config.json`, timm's defaults are assumed."""
     if not config:
         return {}, None, "pixels in [-1, 1]"
     return *of_timm(config, channels), ""
@@ -76,11 +65,6 @@ def _files(
     names: Sequence[str],
     probabilities: str,
 ) -> dict[str, dict]:
-    """Implements `Library.files`: returns `config.json` with the preprocessing and the classes.
-
-    Raises:
-      UserError: timm does not support the kind of crop.
-    """
     channels = values["channels"]
     described["pretrained_cfg"] |= dict(
         mean=per_channel(values["mean"], channels), std=per_channel(values["std"], channels)

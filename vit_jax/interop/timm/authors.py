@@ -104,7 +104,9 @@ def as_timm(
 
 def _convert(tensors: Mapping[str, np.ndarray]) -> _Converted:
     """Identifies the authors' model by its tensor names, and converts it."""
-    named = {_name(name): array for name, array in tensors.items() if not _FOLLOWS.match(name)}
+    named = {
+        renamed(name, _NAMES): array for name, array in tensors.items() if not _FOLLOWS.match(name)
+    }
     if "downsample_layers.0.0.weight" in named:
         return _convnext(named)
     dim, patch = _width_and_patch(named)
@@ -144,34 +146,20 @@ def _dinov3(
 def _eva01_or_02(
     named: dict[str, np.ndarray], tensors: Mapping[str, np.ndarray], dim: int, patch: int
 ) -> _Converted:
-    for name, array in tensors.items():
-        if name.endswith("rope.freqs_cos"):
-            return _eva02(named, array, patch)
-    return _eva01(named, dim, patch)
-
-
-def _eva01(named: dict[str, np.ndarray], dim: int, patch: int) -> _Converted:
-    if dim != 1408:
+    cosines = next((x for name, x in tensors.items() if name.endswith("rope.freqs_cos")), None)
+    if cosines is not None:  # EVA-02.
+        # In older files, `cosines` is [rows, columns, dim]. In newer files, it is [patches, dim].
+        cosines = cosines.reshape(-1, cosines.shape[-1])
+        _check("rope.freqs_cos", cosines, _angles(*cosines.shape))
+        config = _eva("eva02_base_patch14_224", dim // cosines.shape[1], patch, "avg")
+        pixels = {"clip": "all"}
+    elif dim == 1408:
+        config = _eva("eva_giant_patch14_224", 16, patch, "avg")
+        pixels = {"clip": "EVA from CLIP alone", "imagenet": "EVA by way of 30 million images"}
+    else:
         raise UserError(f"unknown number of heads: an EVA of width {dim} without rotary positions")
-    return _Converted(
-        named,
-        _eva("eva_giant_patch14_224", 16, patch, "avg"),
-        side=math.isqrt(named["pos_embed"].shape[1] - 1) * patch,
-        pixels={"clip": "EVA from CLIP alone", "imagenet": "EVA by way of 30 million images"},
-    )
-
-
-def _eva02(named: dict[str, np.ndarray], cosines: np.ndarray, patch: int) -> _Converted:
-    # In older files, `cosines` is [rows, columns, dim]. In newer files, it is [patches, dim].
-    cosines = cosines.reshape(-1, cosines.shape[-1])
-    _check("rope.freqs_cos", cosines, _angles(*cosines.shape))
-    dim = named["patch_embed.proj.weight"].shape[0]
-    return _Converted(
-        named,
-        _eva("eva02_base_patch14_224", dim // cosines.shape[1], patch, "avg"),
-        side=math.isqrt(named["pos_embed"].shape[1] - 1) * patch,
-        pixels={"clip": "all"},
-    )
+    side = math.isqrt(named["pos_embed"].shape[1] - 1) * patch
+    return _Converted(named, config, side, pixels)
 
 
 def _deit3(named: Mapping[str, np.ndarray], patch: int) -> _Converted:
@@ -198,9 +186,7 @@ def _convnext(named: Mapping[str, np.ndarray]) -> _Converted:
             name = f"{name.removesuffix('kernel')}weight"
         elif name.endswith((".bias", ".gamma", ".beta")):
             array = array.reshape(-1)
-        for pattern, other in _CONVNEXT.items():
-            name = re.sub(pattern, other, name)
-        tensors[name] = np.ascontiguousarray(array)
+        tensors[renamed(name, _CONVNEXT)] = np.ascontiguousarray(array)
     if "head.norm.weight" in tensors:
         return _Converted(tensors)
     width = tensors[max(name for name in tensors if name.endswith("conv_dw.bias"))].shape
@@ -252,10 +238,6 @@ def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
     The model may have been fine-tuned with larger windows. The side of the windows in pre-training
     is derived from the stage's table of relative coordinates: for two patches that are x rows (or
     columns) apart, the table contains log2(1 + 8 x / (side - 1)) / 3.
-
-    Returns:
-      For each stage the side of a window in pre-training, in patches; 0 if this model's windows
-      have the same side.
     """
     sides = []
     while (
@@ -272,33 +254,21 @@ def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
     return sides
 
 
-def _name(name: str) -> str:
-    for pattern, other in _NAMES.items():
+def renamed(name: str, patterns: Mapping[str, str]) -> str:
+    """Replaces each pattern (a regular expression) in a tensor name, one after the other."""
+    for pattern, other in patterns.items():
         name = re.sub(pattern, other, name)
     return name
 
 
 def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
-    """Returns a `config.json` for timm's class Eva.
-
-    The config contains the number of heads, the patch size and the pooling. vit_jax derives all
-    other sizes from the tensors.
-
-    Args:
-      architecture: name of timm's architecture.
-      heads: number of attention heads.
-      patch: side of a patch in pixels.
-      pooled: timm's kind of pooling, such as `avg`.
-    """
+    """Returns a `config.json` for timm's class Eva: values that the tensors do not determine."""
     model_args = {"num_heads": heads, "patch_size": patch}
     return {"architecture": architecture, "global_pool": pooled, "model_args": model_args}
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Renames DINOv3's tensors for timm's class Eva, with separate biases of queries and values.
-
-    The bias of the keys is dropped, because the authors' code masks it.
-    """
+    """Renames DINOv3's tensors for timm's class Eva, with separate biases of queries and values."""
     tensors = {}
     for name, array in named.items():
         if name.endswith("attn.qkv.bias"):
@@ -313,10 +283,6 @@ def _angles(rows: int, dim: int) -> np.ndarray:
     """Returns the cosines of the rotation angles in EVA-02's rotary embeddings, `[rows, dim]`.
 
     The patches form a square grid. Their coordinates are scaled to a 16 x 16 grid.
-
-    Args:
-      rows: number of patches.
-      dim: width of an attention head.
     """
     side = math.isqrt(rows)
     turns = (
@@ -328,17 +294,9 @@ def _angles(rows: int, dim: int) -> np.ndarray:
 
 
 def _check(name: str, stored: np.ndarray, expected: np.ndarray) -> None:
-    """Checks a file's tensor for relative or rotary positions, which vit_jax does not read.
+    """Raises UserError if positions in a file differ from those of the published models.
 
-    vit_jax computes the values of this tensor from the model's arguments.
-
-    Args:
-      name: name of the tensor, for the error message.
-      stored: the tensor in the file.
-      expected: the tensor as the published models compute it.
-
-    Raises:
-      UserError: the two tensors differ.
+    vit_jax does not read such a tensor: it computes the values from the model's arguments.
     """
     # The tolerance allows for the rounding errors of bfloat16.
     if stored.shape != expected.shape or np.abs(stored - expected).max() > 0.01 * expected.max():

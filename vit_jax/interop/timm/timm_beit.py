@@ -7,49 +7,26 @@ import math
 import re
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import (
-    BLOCK,
-    CONV,
-    FLAT,
-    LINEAR,
-    LINEAR_OUT,
-    SAME,
-    Rule,
-    torch_dense,
-    torch_norm,
-)
-from vit_jax.interop.library import Format, Tensors, Values, require_defaults
+from vit_jax.interop.layout import BLOCK, Rule
+from vit_jax.interop.library import Format, Tensors, Values, require_defaults, require_one_of
 from vit_jax.interop.timm.timm_config import (
+    count_layers,
     given_arguments,
     implied_arguments,
-    mlp_ratio,
     pretrained_config,
     refuse_contradictions,
+    size_arguments,
     stated_size,
 )
-from vit_jax.interop.timm.timm_vit import POOLINGS
+from vit_jax.interop.timm.timm_vit import POOLINGS, QV_BIAS, VIT_RULES
 from vit_jax.models.vit import ViT
 
-_THEIRS = "blocks.{0}."
 _RULES = (
-    *torch_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
-    Rule("cls", "cls_token"),
-    *torch_norm(BLOCK + r"norm(\d)", _THEIRS + "norm{1}"),
-    Rule(BLOCK + "attention/qkv/kernel", _THEIRS + "attn.qkv.weight", LINEAR),
-    Rule(
-        BLOCK + "attention/qkv/bias",
-        (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"),
-        FLAT,
-        axis=0,
-    ),
-    Rule(BLOCK + "attention/bias_table", _THEIRS + "attn.relative_position_bias_table"),
+    QV_BIAS,
+    Rule(BLOCK + "attention/bias_table", "blocks.{0}.attn.relative_position_bias_table"),
     Rule("bias_table", "rel_pos_bias.relative_position_bias_table"),
-    *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.proj", LINEAR_OUT),
-    Rule(BLOCK + r"scale(\d)", _THEIRS + "gamma_{1}"),
-    *torch_dense(BLOCK + r"mlp/fc(\d)", _THEIRS + "mlp.fc{1}"),
-    *torch_norm("norm", "norm"),
-    *torch_norm("fc_norm", "fc_norm"),
-    *torch_dense("head", "head"),
+    Rule(BLOCK + r"scale(\d)", "blocks.{0}.gamma_{1}"),
+    *VIT_RULES,
 )
 # Maps values of the argument `position_at` to the name of a tensor with relative position biases.
 # With `stem`, each layer has its own tensor; the name is that of the first layer. With `shared`,
@@ -58,13 +35,8 @@ _TABLES = {
     "stem": "blocks.0.attn.relative_position_bias_table",
     "shared": "rel_pos_bias.relative_position_bias_table",
 }
-_UNCHECKED = (
-    "use_abs_pos_emb",
-    "use_rel_pos_bias",
-    "use_shared_rel_pos_bias",
-    "use_fc_norm",
-    "head_init_scale",
-)
+_UNCHECKED = ("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_fc_norm")
+_UNCHECKED += ("head_init_scale",)
 
 
 def named(architecture: str) -> dict | None:
@@ -74,20 +46,12 @@ def named(architecture: str) -> dict | None:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the tensors `relative_position_index`.
-
-    They map pairs of patches to rows of a table of relative position biases. vit_jax computes them
-    from the grid of patches.
-    """
+    """Removes the tensors `relative_position_index`, which vit_jax computes."""
     return {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Returns the model's arguments, and a text that lists the assumptions.
-
-    The arguments are derived from tensors and `config.json`. Without a `config.json`, images
-    are assumed to be square.
-    """
+    """Returns the model's arguments; images are assumed to be square without a `config.json`."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_args = given_arguments(config, *_UNCHECKED)
     dim, inputs, patch, _ = shapes["patch_embed.proj.weight"]
@@ -106,7 +70,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         patch_size=patch,
         channels=inputs,
         dim=dim,
-        depth=sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes),
+        depth=count_layers(shapes),
         mlp_dim=shapes["blocks.0.mlp.fc2.weight"][1],
         heads=heads,
         num_classes=shapes.get("head.bias", (0,))[0],
@@ -129,29 +93,15 @@ def _pooling(config: dict, model_args: dict, shapes: dict) -> str:
 
 
 def _describe(values: Values) -> dict:
-    """Returns the content of timm's `config.json` for a model.
-
-    Raises:
-      UserError: timm has no model with these arguments.
-    """
     title = "timm's Beit"
     stored = ("fc_norm", "pooling", "cls_token", "qkv_bias", "position_at")
     require_defaults(title, ViT, values, *stored, gelu="erf", position="bias")
-    for option, there in dict(
-        pooling=("cls", "gap"), qkv_bias=("qv", "none"), norm_epsilon=(1e-6,)
-    ).items():
-        if values[option] not in there:
-            raise UserError(f"{title} has no {option}={values[option]!r}")
+    require_one_of(
+        title, values, pooling=("cls", "gap"), qkv_bias=("qv", "none"), norm_epsilon=(1e-6,)
+    )
     if values["pooling"] == "gap" and not values["cls_token"]:
         raise UserError(f"{title} has a class token in all models (cls_token=True)")
-    chosen = dict(
-        img_size=list(values["image_size"]),
-        patch_size=values["patch_size"],
-        in_chans=values["channels"],
-        embed_dim=values["dim"],
-        depth=values["depth"],
-        num_heads=values["heads"],
-        mlp_ratio=mlp_ratio(values["mlp_dim"], values["dim"]),
+    chosen = size_arguments(values) | dict(
         qkv_bias=values["qkv_bias"] == "qv",
         init_values=values["layer_scale"] or 0.0,
         use_abs_pos_emb=False,

@@ -80,9 +80,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         raise UserError(f"a timm BiT with global_pool={pooling!r} is unsupported; supported: 'avg'")
     root, blocks = tensors["stem.conv.weight"].shape, resnet_blocks(tensors)
     refuse_contradictions(
-        config,
-        implied_arguments(config, named),
-        dict(layers=blocks, width_factor=root[0] // 64),
+        config, implied_arguments(config, named), dict(layers=blocks, width_factor=root[0] // 64)
     )
     values = dict(
         image_size=stated_size(config) or image_size or 224,

@@ -1,6 +1,7 @@
 """Reads and writes the entries of timm's `config.json` that all families of models share."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
@@ -17,31 +18,11 @@ ONLY = {
 # timm's arguments that need no check. The tensors determine their values, the module of the model's
 # family reads them, or they do not change the outputs.
 UNCHECKED = (
-    "img_size",
-    "patch_size",
-    "embed_dim",
-    "depth",
-    "num_heads",
-    "mlp_ratio",
-    "in_chans",
-    "num_classes",
-    "class_token",
-    "init_values",
-    "qkv_bias",
-    "qk_norm",
-    "reg_tokens",
-    "no_embed_class",
-    "proj_bias",
-    "pre_norm",
-    "scale_attn_norm",
-    "scale_mlp_norm",
-    "pool_include_prefix",
-    "weight_init",
-    "fix_init",
-    "dynamic_img_size",
-    "strict_img_size",
-    "layers",
-    "width_factor",
+    *("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "in_chans"),
+    *("num_classes", "class_token", "init_values", "qkv_bias", "qk_norm", "reg_tokens"),
+    *("no_embed_class", "proj_bias", "pre_norm", "scale_attn_norm", "scale_mlp_norm"),
+    *("pool_include_prefix", "weight_init", "fix_init", "dynamic_img_size", "strict_img_size"),
+    *("layers", "width_factor"),
 )
 
 
@@ -49,7 +30,6 @@ def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
     """Returns `model_args` of a `config.json`: timm's arguments other than the architecture's name.
 
     Args:
-      config: content of `config.json`.
       unchecked: names of further arguments that need no check, in addition to `UNCHECKED`.
 
     Raises:
@@ -75,12 +55,7 @@ def stated_size(config: dict) -> tuple[int, int] | None:
 
 
 def implied_arguments(config: dict, named: Callable[[str], dict | None]) -> dict[str, Any]:
-    """Returns timm's arguments that the architecture's name implies; {} if the name is missing.
-
-    Args:
-      config: content of `config.json`.
-      named: the family's function that parses the name.
-    """
+    """Returns timm's arguments that the architecture's name implies; {} if the name is missing."""
     architecture = config.get("architecture")
     return {} if architecture is None else named(architecture) or {}
 
@@ -89,7 +64,6 @@ def refuse_contradictions(config: dict, implied: dict[str, Any], shown: dict[str
     """Raises UserError if the tensors contradict the architecture's name or `model_args`.
 
     Args:
-      config: content of `config.json`.
       implied: timm's arguments that the architecture's name implies.
       shown: timm's arguments that the tensors determine.
     """
@@ -104,6 +78,29 @@ def refuse_contradictions(config: dict, implied: dict[str, Any], shown: dict[str
                 f"config.json contradicts the tensors: {config['architecture']!r} has {name} "
                 f"{stated!r}, they have {value!r}"
             )
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """Returns the number of a ViT's layers, from its tensor names."""
+    return sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in names)
+
+
+def first_in(shapes: Mapping, values: dict[str, str]) -> str:
+    """Returns the value of the first tensor name in `values` that exists; else `none`."""
+    return next((value for name, value in values.items() if name in shapes), "none")
+
+
+def size_arguments(values: dict) -> dict[str, Any]:
+    """Returns timm's arguments for the sizes of a ViT."""
+    return dict(
+        img_size=list(values["image_size"]),
+        patch_size=values["patch_size"],
+        in_chans=values["channels"],
+        embed_dim=values["dim"],
+        depth=values["depth"],
+        num_heads=values["heads"],
+        mlp_ratio=mlp_ratio(values["mlp_dim"], values["dim"]),
+    )
 
 
 def mlp_ratio(mlp_dim: int, dim: int) -> float:

@@ -3,8 +3,8 @@
 import re
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import CONV, Rule, count_units, torch_dense, torch_norm
-from vit_jax.interop.library import Format
+from vit_jax.interop.layout import CONV, STAGED, Rule, count_units, torch_dense, torch_norm
+from vit_jax.interop.library import Format, require_one_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
@@ -24,45 +24,18 @@ _STEMS = {
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
 # Maps vit_jax's names of ConvNeXt's sizes, such as "T", to words in timm's architecture names.
-_WORDS = {
-    "Atto": "atto",
-    "Femto": "femto",
-    "Pico": "pico",
-    "Nano": "nano",
-    "T": "tiny",
-    "S": "small",
-}
-_WORDS |= {
-    "B": "base",
-    "L": "large",
-    "XL": "xlarge",
-    "XXL": "xxlarge",
-    "H": "huge",
-    "Zepto": "zepto",
-}
+_WORDS = dict(Atto="atto", Femto="femto", Pico="pico", Nano="nano", T="tiny", S="small", B="base")
+_WORDS |= dict(L="large", XL="xlarge", XXL="xxlarge", H="huge", Zepto="zepto")
 # Sizes of timm's architectures that exist only as ConvNeXt or only as ConvNeXt V2.
-_ONLY = {
-    "convnext": ("xlarge", "xxlarge", "zepto"),
-    "convnextv2": ("huge",),
-}
+_ONLY = {"convnext": ("xlarge", "xxlarge", "zepto"), "convnextv2": ("huge",)}
 _TESTS = {
     "test_convnext": dict(depths=(1, 2, 4, 2), dims=(24, 32, 48, 64)),
     "test_convnext2": dict(depths=(1, 1, 1, 1), dims=(32, 64, 96, 128)),
 }
 _UNCHECKED = (
-    "depths",
-    "dims",
-    "use_grn",
-    "ls_init_value",
-    "stem_type",
-    "head_hidden_size",
-    "head_norm_first",
-    "conv_mlp",
-    "norm_eps",
-    "kernel_sizes",
-    "patch_size",
-    "head_init_scale",
-    "norm_layer",
+    *("depths", "dims", "use_grn", "ls_init_value", "stem_type", "head_hidden_size"),
+    *("head_norm_first", "conv_mlp", "norm_eps", "kernel_sizes", "patch_size"),
+    *("head_init_scale", "norm_layer", "act_layer"),
 )
 _SIMPLE = "simplenorm"
 
@@ -108,7 +81,6 @@ def _with_defaults(shape: dict) -> dict:
 
 def _rules(values: dict) -> list[Rule]:
     block = "stages.{0}.blocks.{1}."
-    inside = r"stages/(\d+)/(\d+)/"
     # `places` contains the indices of the convolutions in timm's stem, such as 0 for `stem.0`. The
     # norm has the index after the last convolution.
     places = dict(patches=(0,), activated=(0, 2)).get(values["stem"], (0, 1))
@@ -118,12 +90,11 @@ def _rules(values: dict) -> list[Rule]:
         *torch_norm("stem_norm", f"stem.{places[-1] + 1}"),
         *torch_norm(r"stages/(\d+)/norm", "stages.{0}.downsample.0"),
         *torch_dense(r"stages/(\d+)/downsample", "stages.{0}.downsample.1", CONV),
-        *torch_dense(inside + "depthwise", block + "conv_dw", CONV),
-        *torch_norm(inside + "norm", block + "norm"),
-        *torch_dense(inside + "fc1", block + "mlp.fc1"),
-        *torch_norm(inside + "response_norm", block + "mlp.grn"),
-        *torch_dense(inside + "fc2", block + "mlp.fc2"),
-        Rule(inside + "scale1", block + "gamma"),
+        *torch_dense(STAGED + "depthwise", block + "conv_dw", CONV),
+        *torch_norm(STAGED + "norm", block + "norm"),
+        *torch_dense(STAGED + r"fc(\d)", block + "mlp.fc{2}"),
+        *torch_norm(STAGED + "response_norm", block + "mlp.grn"),
+        Rule(STAGED + "scale1", block + "gamma"),
         *torch_norm("norm", "norm_pre" if values["norm_first"] else "head.norm"),
         *torch_dense("pre_logits", "head.pre_logits.fc"),
         *torch_dense("head", "head.fc"),
@@ -141,14 +112,9 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and an empty text in place of assumptions.
-
-    The arguments are derived from tensors and `config.json`. Settings that neither of them
-    determines have timm's defaults: exact GELU, layer norms with epsilon 1e-6. A ConvNeXt
-    supports images of any size.
-    """
+    """Returns the model's arguments; by default GELU is exact and norms have epsilon 1e-6."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    model_args = given_arguments(config, *_UNCHECKED, "act_layer")
+    model_args = given_arguments(config, *_UNCHECKED)
     defaults = implied_arguments(config, named)
     try:
         values = _values(shapes)
@@ -194,12 +160,7 @@ def _values(shapes: dict) -> dict:
 
 
 def _stem(shapes: dict, width: int) -> str:
-    """Returns the value of the model argument `stem`, such as `patches`.
-
-    Args:
-      shapes: shapes of the tensors by name.
-      width: number of channels of the first stage.
-    """
+    """Returns the value of the model argument `stem`, such as `patches`."""
     # Only the stem `activated` has a convolution at index 2. A convolution's kernel has 4 axes.
     if len(shapes.get("stem.2.weight", ())) == 4:
         return "activated"
@@ -232,15 +193,9 @@ def _refuse_kernels(shapes: dict, stages: int) -> None:
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of timm's `config.json` for a model.
-
-    Raises:
-      UserError: timm has no model with these arguments.
-    """
-    if values["head_epsilon"] not in (None, values["norm_epsilon"]):
-        raise UserError(f"timm's ConvNeXt has no head_epsilon={values['head_epsilon']!r}")
-    if not values["centred_norm"] and values["grn"]:
-        raise UserError("timm's ConvNeXt V2 has no centred_norm=False")
+    require_one_of("timm's ConvNeXt", values, head_epsilon=(None, values["norm_epsilon"]))
+    if values["grn"]:
+        require_one_of("timm's ConvNeXt V2", values, centred_norm=(True,))
     return dict(
         architecture=_architecture(values),
         model_args=dict(
@@ -261,11 +216,7 @@ def _describe(values: dict) -> dict:
 
 
 def _architecture(values: dict) -> str:
-    """Returns the name of timm's ConvNeXt architecture with the model's sizes.
-
-    If timm has no such architecture, the result is the architecture `tiny`, whose sizes
-    `model_args` override.
-    """
+    """Returns the name of timm's ConvNeXt architecture with these sizes; else that of `tiny`."""
     family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
     if not values["centred_norm"]:
         return f"{family}_zepto_rms"

@@ -1,75 +1,48 @@
 """EVA, EVA-02, DINOv3, Perception Encoder and RoPE-ViT in timm (all of class Eva)."""
 
 import re
-from collections.abc import Iterable
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import (
-    BLOCK,
-    CONV,
-    FLAT,
-    LINEAR,
-    LINEAR_OUT,
-    SAME,
-    Rule,
-    torch_dense,
-    torch_norm,
+from vit_jax.interop.layout import BLOCK, Rule
+from vit_jax.interop.library import (
+    Arrays,
+    Format,
+    Tensors,
+    Values,
+    require_defaults,
+    require_one_of,
 )
-from vit_jax.interop.library import Arrays, Format, Tensors, Values, require_defaults
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_config import (
+    count_layers,
+    first_in,
     given_arguments,
     implied_arguments,
-    mlp_ratio,
     pretrained_config,
     refuse_contradictions,
+    size_arguments,
     stated_size,
 )
 from vit_jax.interop.timm.timm_vit import (
     APART,
-    POOLING_RULES,
     POOLINGS,
+    QV_BIAS,
+    VIT_RULES,
+    layer_values,
     rename_positions,
     with_registers,
 )
+from vit_jax.models.image_model import height_and_width
 from vit_jax.models.vit import ViT
 
-_THEIRS = "blocks.{0}."
-_MLP = _THEIRS + "mlp."
 _RULES = (
-    *torch_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
-    Rule("cls", "cls_token"),
-    Rule("register_tokens", "reg_token"),
-    Rule("position_embedding/table", "pos_embed"),
-    *torch_norm("stem_norm", "norm_pre"),
-    *torch_norm(BLOCK + r"norm(\d)", _THEIRS + "norm{1}"),
-    Rule(BLOCK + "attention/qkv/kernel", _THEIRS + "attn.qkv.weight", LINEAR),
-    *torch_norm(BLOCK + "attention/query_norm", _THEIRS + "attn.q_norm"),
-    *torch_norm(BLOCK + "attention/key_norm", _THEIRS + "attn.k_norm"),
-    *torch_norm(BLOCK + "attention/norm", _THEIRS + "attn.norm"),
-    Rule(BLOCK + "attention/frequencies", _THEIRS + "attn.freqs"),
-    *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.proj", LINEAR_OUT),
-    Rule(BLOCK + r"scale(\d)", _THEIRS + "gamma_{1}"),
-    *torch_norm(BLOCK + "mlp/norm", _MLP + "norm"),
-    *torch_dense(BLOCK + "mlp/fc2", _MLP + "fc2"),
-    *torch_norm("norm", "norm"),
-    *torch_norm("fc_norm", "fc_norm"),
-    *POOLING_RULES,
-    *torch_dense("head", "head"),
+    Rule(BLOCK + "attention/frequencies", "blocks.{0}.attn.freqs"),
+    Rule(BLOCK + r"scale(\d)", "blocks.{0}.gamma_{1}"),
+    *VIT_RULES,
 )
-_BIASES = {
-    "all": Rule(BLOCK + "attention/qkv/bias", _THEIRS + "attn.qkv.bias", FLAT),
-    "qv": Rule(
-        BLOCK + "attention/qkv/bias",
-        (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"),
-        FLAT,
-        axis=0,
-    ),
-}
-_PACKED = torch_dense(BLOCK + "mlp/fc1", _MLP + "fc1")
 
 
 def _rules(values: Values) -> tuple[Rule, ...]:
@@ -78,8 +51,8 @@ def _rules(values: Values) -> tuple[Rule, ...]:
     In a gated MLP with a norm after the gate, the gate and the gated values are separate tensors.
     """
     gated_norm = values["mlp"] == "swiglu" and values["sub_norm"] != "none"
-    biases = _BIASES.get(values["qkv_bias"])
-    return (*_RULES, *([biases] if biases else []), *(APART if gated_norm else _PACKED))
+    biases = (QV_BIAS,) if values["qkv_bias"] == "qv" else ()
+    return (*biases, *(APART if gated_norm else ()), *_RULES)
 
 
 # timm's arguments for each kind of rotary positions and for each architecture, without the
@@ -129,49 +102,17 @@ _NAMES = (
     (r"vit_(tiny|small|small_plus|base|large|huge_plus|7b)_patch16_dinov3(_qkvb)?", _DINOV3),
     (r"vit_(small|base|large|giant)_patch16_lingbot", _DINOV3),
 )
-_HEADS = {
-    "tiny": 3,
-    "small": 6,
-    "medium": 8,
-    "mediumd": 8,
-    "betwixt": 10,
-    "base": 12,
-    "large": 16,
-    "giant": 16,
-}
+_HEADS = {"tiny": 3, "small": 6, "medium": 8, "mediumd": 8, "betwixt": 10, "base": 12, "large": 16}
 _HEADS |= {"giant": 16, "gigantic": 16, "enormous": 16, "huge": 20, "7b": 32}
 # For each Perception Encoder: side of the grid, in patches, to which the coordinates of rotary
 # positions are scaled. The default is 32.
-_PE_GRIDS = {
-    "core_tiny": 24,
-    "core_small": 24,
-    "core_base": 14,
-    "core_large": 24,
-}
+_PE_GRIDS = {"core_tiny": 24, "core_small": 24, "core_base": 14, "core_large": 24}
 _UNCHECKED = (
-    "ref_feat_shape",
-    "use_rot_pos_emb",
-    "rope_type",
-    "rope_temperature",
-    "rope_grid_indexing",
-    "rope_grid_offset",
-    "rope_rotate_half",
-    "rope_rescale_coords",
-    "num_reg_tokens",
-    "qkv_fused",
-    "swiglu_mlp",
-    "swiglu_align_to",
-    "scale_mlp",
-    "scale_attn_inner",
-    "attn_type",
-    "use_abs_pos_emb",
-    "use_post_norm",
-    "use_pre_transformer_norm",
-    "use_post_transformer_norm",
-    "use_fc_norm",
-    "attn_pool_num_heads",
-    "attn_pool_mlp_ratio",
-    "head_init_scale",
+    *("ref_feat_shape", "use_rot_pos_emb", "rope_type", "rope_temperature", "rope_grid_indexing"),
+    *("rope_grid_offset", "rope_rotate_half", "rope_rescale_coords", "num_reg_tokens"),
+    *("qkv_fused", "swiglu_mlp", "swiglu_align_to", "scale_mlp", "scale_attn_inner", "attn_type"),
+    *("use_abs_pos_emb", "use_post_norm", "use_pre_transformer_norm", "use_post_transformer_norm"),
+    *("use_fc_norm", "attn_pool_num_heads", "attn_pool_mlp_ratio", "head_init_scale"),
 )
 
 
@@ -243,26 +184,13 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _finish(tensors: Arrays, values: Values) -> Arrays:
-    """Converts the tensors to timm's form.
-
-    Zeros are added for the registers to the position embeddings. The rotary frequencies of all
-    layers are stacked to one tensor.
-    """
+    """Adds zeros for the registers to the position embeddings; stacks the rotary frequencies."""
     tensors = with_registers(tensors, values)
     layers = [tensors.pop(f"blocks.{i}.attn.freqs", None) for i in range(values["depth"])]
     return tensors if layers[0] is None else tensors | {"rope.freqs": np.stack(layers, axis=1)}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
-    """Returns the model's arguments, and an empty text in place of assumptions.
-
-    Tensors and `config.json` determine all arguments, so no argument is assumed.
-
-    Args:
-      tensors: the tensors, with the names that `_rename` returns.
-      config: content of `config.json`.
-      image_size: as in `image_size_of`.
-    """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_args = given_arguments(config, *_UNCHECKED)
     implied = implied_arguments(config, named)
@@ -275,7 +203,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         channels=channels,
         resnet_blocks=None,
         dim=dim,
-        depth=sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes),
+        depth=count_layers(shapes),
         mlp_dim=shapes["blocks.0.mlp.fc2.weight"][1],
         heads=settings["num_heads"],
         num_classes=shapes.get("head.bias", (0,))[0],
@@ -296,11 +224,6 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
 def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
     """Returns the model's arguments for pooling.
 
-    Args:
-      config: content of `config.json`.
-      settings: timm's arguments, from the architecture's name and `config.json`.
-      shapes: shapes of the tensors by name.
-
     Raises:
       UserError: the pooling is unknown or unsupported.
     """
@@ -313,10 +236,7 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
     pooling = next((ours for ours, name in POOLINGS.items() if name == global_pool), None)
     has_cls = "cls_token" in shapes
     values = dict(
-        pooling=pooling,
-        cls_token=has_cls and pooling != "cls",
-        pool_all=False,
-        pool_heads=None,
+        pooling=pooling, cls_token=has_cls and pooling != "cls", pool_all=False, pool_heads=None
     )
     if pooling == "map":
         if shapes["attn_pool.mlp.fc1.weight"][0] != shapes["blocks.0.mlp.fc2.weight"][1]:
@@ -331,47 +251,21 @@ def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
 
 def _layer_values(shapes: dict) -> Values:
     """Returns the model's arguments for norms, biases and the kind of MLP, from tensor shapes."""
-    layer = "blocks.0."
-    hidden = shapes[layer + "mlp.fc2.weight"][1]
-    gated = (
-        layer + "mlp.fc1_g.weight" in shapes or shapes[layer + "mlp.fc1.weight"][0] == 2 * hidden
-    )
-    return dict(
-        fc_norm="fc_norm.weight" in shapes,
-        final_norm="fc_norm.weight" in shapes or "norm.weight" in shapes,
-        stem_norm="tokens" if "norm_pre.weight" in shapes else "none",
-        mlp="swiglu" if gated else "gelu",
+    return layer_values(shapes) | dict(
         gelu="erf",
-        qk_norm=layer + "attn.q_norm.weight" in shapes,
-        qkv_bias=_first_in(shapes, {"attn.qkv.bias": "all", "attn.q_bias": "qv"}, default="none"),
-        sub_norm=_first_in(
-            shapes, {"attn.norm.weight": "both", "mlp.norm.weight": "mlp"}, default="none"
-        ),
-        layer_scale=1e-5 if layer + "gamma_1" in shapes else None,
+        norm="layer",
+        bias=True,
+        qkv_bias=first_in(shapes, {"blocks.0.attn.qkv.bias": "all", "blocks.0.attn.q_bias": "qv"}),
+        layer_scale=1e-5 if "blocks.0.gamma_1" in shapes else None,
     )
-
-
-def _first_in(shapes: dict, values: dict[str, str], default: str) -> str:
-    """Returns the value of a model argument that depends on which tensors the first layer has.
-
-    Args:
-      shapes: shapes of all tensors by name.
-      values: maps the name of a tensor in the layer, such as `attn.q_bias`, to the value of the
-        argument. The first name that exists is used.
-      default: result if none of these tensors exists.
-    """
-    return next((value for name, value in values.items() if f"blocks.0.{name}" in shapes), default)
 
 
 def _rope(settings: dict, has_cls: bool) -> Values:
-    """Converts timm's arguments for rotary positions to vit_jax's arguments.
-
-    Raises:
-      UserError: the kind of rotary positions is unsupported.
-    """
+    """Converts timm's arguments for rotary positions to vit_jax's arguments."""
     if not settings["use_rot_pos_emb"]:
         return dict(rope="none")
-    grid = _grid(settings["ref_feat_shape"])
+    shape = settings["ref_feat_shape"]
+    grid = None if shape is None else height_and_width(shape)
     rope_settings = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if rope_settings["rope_type"] == "mixed":
         # In models of the type `mixed`, the rotary frequencies are learned parameters. The setting
@@ -387,12 +281,6 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     raise UserError(f"a timm model with {shown} is unsupported")
 
 
-def _grid(shape: int | Iterable[int] | None) -> tuple[int, ...] | None:
-    if shape is None:
-        return None
-    return (shape, shape) if isinstance(shape, int) else tuple(shape)
-
-
 def _without_grid(arguments: dict) -> dict:
     return {name: value for name, value in arguments.items() if name != "ref_feat_shape"}
 
@@ -405,28 +293,16 @@ _DESCRIBED += ("position", "rope", "rope_grid")
 
 
 def _describe(values: Values) -> dict:
-    """Returns the content of timm's `config.json` for a model.
-
-    Raises:
-      UserError: timm has no model with these arguments.
-    """
     require_defaults(_TITLE, ViT, values, *_DESCRIBED, gelu="erf")
-    if values["position"] not in ("1d", "none"):
-        raise UserError(f"{_TITLE} has no position={values['position']!r}")
+    require_one_of(_TITLE, values, position=("1d", "none"), stem_norm=("tokens", "none"))
     if values["pooling"] == "cls_gap" or (values["pooling"] == "gap" and values["pool_all"]):
         raise UserError(
             f"{_TITLE} has no pooling={values['pooling']!r} with pool_all={values['pool_all']}"
         )
-    architecture, dim = _architecture(values), values["dim"]
+    architecture = _architecture(values)
     has_cls = values["pooling"] == "cls" or values["cls_token"]
-    arguments = _rope_arguments(values, has_cls) | dict(
-        img_size=list(values["image_size"]),
-        patch_size=values["patch_size"],
-        in_chans=values["channels"],
-        embed_dim=dim,
-        depth=values["depth"],
-        num_heads=values["heads"],
-        mlp_ratio=mlp_ratio(values["mlp_dim"], dim),
+    arguments = _rope_arguments(values, has_cls) | size_arguments(values)
+    arguments |= dict(
         attn_type="rope" if values["qkv_bias"] == "all" else "eva",
         qkv_fused=True,
         qkv_bias=values["qkv_bias"] != "none",
@@ -453,7 +329,7 @@ def _describe(values: Values) -> dict:
             attn_pool_mlp_ratio=arguments["mlp_ratio"],
         )
     return dict(
-        architecture=architecture, model_args=arguments, num_features=dim
+        architecture=architecture, model_args=arguments, num_features=values["dim"]
     ) | pretrained_config(values, fixed_input_size=True)
 
 
@@ -461,9 +337,6 @@ def _architecture(values: Values) -> str:
     """Returns the name of a timm architecture with the model's norm epsilon and LayerScale.
 
     timm has no arguments for these two properties; the architecture's name determines them.
-
-    Raises:
-      UserError: timm has no architecture with this epsilon.
     """
     epsilon = values["norm_epsilon"]
     if epsilon == 1e-6:

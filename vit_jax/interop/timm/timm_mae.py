@@ -23,21 +23,14 @@ _DECODER_RULES = (
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `Format.rename`: removes the position embeddings if they are fixed.
-
-    vit_jax computes the fixed sine-cosine embeddings of masked autoencoders.
-    """
+    """Removes the position embeddings if they are fixed: vit_jax computes them."""
     if (table := tensors.get(_TABLE)) is not None and is_fixed(table):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
     return tensors
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments from renamed tensors.
-
-    If the encoder's position embeddings are fixed, `_rename` has removed them. The image size is
-    then derived from the number of position embeddings in the decoder.
-    """
+    """Returns the model's arguments, from the decoder's table if `_rename` removed the other."""
     with_table = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
     values, assumed = timm_vit.FORMAT.arguments(with_table, config, image_size)
     values["position"] = "1d" if _TABLE in tensors else _FIXED
@@ -59,10 +52,7 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `ObjectiveFormat.rename`: removes the decoder's position embeddings.
-
-    vit_jax computes these fixed sine-cosine embeddings. The names of the other tensors do not
-    change.
+    """Removes the decoder's position embeddings, which vit_jax computes.
 
     Raises:
       UserError: the position embeddings differ from the computed ones.

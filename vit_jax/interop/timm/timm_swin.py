@@ -19,7 +19,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format
+from vit_jax.interop.library import Format, require_one_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
@@ -105,9 +105,8 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments, and a text that lists the assumptions.
 
-    The arguments are derived from tensors and `config.json`. Without a `config.json`, the window
-    size is derived from the tables of relative position biases, and the side of images in pixels is
-    assumed to be 32 times the side of windows in patches.
+    Without a `config.json`, the window size is derived from the tables of relative position biases,
+    and the side of images in pixels is assumed to be 32 times the side of windows in patches.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     settings = _settings(config)
@@ -144,11 +143,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _settings(config: dict) -> dict[str, Any]:
-    """Returns timm's arguments that the architecture's name implies or `config.json` contains.
-
-    Raises:
-      UserError: the pooling is unsupported.
-    """
+    """Returns timm's arguments that the architecture's name implies or `config.json` contains."""
     model_args = given_arguments(config, "depths", "window_size", "pretrained_window_sizes")
     pooling = model_args.get("global_pool") or config.get("global_pool")
     if pooling not in (None, "avg"):
@@ -160,21 +155,13 @@ def _settings(config: dict) -> dict[str, Any]:
 
 
 def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:
-    """Returns the number of heads in each stage.
-
-    Raises:
-      KeyError, IndexError: a tensor that determines the number is missing, or has too few axes.
-    """
+    """Returns the number of heads in each stage."""
     name, axis = ("logit_scale", 0) if version == 2 else ("relative_position_bias_table", 1)
     return tuple(shapes[f"layers.{stage}.blocks.0.attn.{name}"][axis] for stage in range(stages))
 
 
 def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int, ...], str]:
     """Derives the side of the windows, in patches, from timm's settings or the tensors' shapes.
-
-    Returns:
-      The side of the windows, one number for all stages or a number for each stage; and a text with
-      the assumption made, which may be empty.
 
     Raises:
       UserError: neither the settings nor the tensors determine the side.
@@ -191,21 +178,13 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns the window sizes with which a Swin V2 was pre-trained.
-
-    Returns:
-      For each stage the side of a window in pre-training, in patches. None if the model is not a
-      Swin V2, or the settings contain no window sizes of pre-training.
-    """
+    """Returns the sides of the windows with which a Swin V2 was pre-trained, if they are known."""
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
 
 def _sides(window, stages: int) -> int | tuple[int, ...]:
-    """Converts timm's `window_size` to the side of square windows, in patches.
-
-    Returns:
-      One number if the windows of all stages have the same side; otherwise a number for each stage.
+    """Converts timm's `window_size` to one number, or a number for each stage if the sides differ.
 
     Raises:
       UserError: the windows are not square.
@@ -223,13 +202,7 @@ def _sides(window, stages: int) -> int | tuple[int, ...]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of timm's `config.json` for a model.
-
-    Raises:
-      UserError: timm has no model with these arguments.
-    """
-    if values["position"] != "none":
-        raise UserError(f"timm's Swin has no position={values['position']!r}")
+    require_one_of("timm's Swin", values, position=("none",))
     window, size = values["window"], {key: values[key] for key in ("dim", "blocks", "stage_heads")}
     word = next((word for word, name in _SIZES.items() if SIZES[name] == size), "tiny")
     chosen = dict(

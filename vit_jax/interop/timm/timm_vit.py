@@ -22,11 +22,14 @@ from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_bit import resnet_blocks, resnet_rules
 from vit_jax.interop.timm.timm_config import (
+    count_layers,
+    first_in,
     given_arguments,
     implied_arguments,
     mlp_ratio,
     pretrained_config,
     refuse_contradictions,
+    size_arguments,
     stated_size,
 )
 from vit_jax.models.position import FIXED
@@ -41,13 +44,9 @@ APART = (
     Rule(BLOCK + "mlp/fc1/kernel", (_MLP + "fc1_g.weight", _MLP + "fc1_x.weight"), LINEAR, axis=1),
     Rule(BLOCK + "mlp/fc1/bias", (_MLP + "fc1_g.bias", _MLP + "fc1_x.bias"), FLAT, axis=0),
 )
-POOLING_RULES = (
-    Rule("attention_pooling/probe", "attn_pool.latent"),
-    *torch_dense("attention_pooling/query", "attn_pool.q"),
-    *torch_dense("attention_pooling/key_value", "attn_pool.kv"),
-    *torch_dense("attention_pooling/out", "attn_pool.proj", LINEAR_OUT),
-    *torch_norm("attention_pooling/norm", "attn_pool.norm"),
-    *torch_dense(r"attention_pooling/mlp/fc(\d)", "attn_pool.mlp.fc{0}"),
+# Naming rule for models with separate biases of queries and values, and none of keys.
+QV_BIAS = Rule(
+    BLOCK + "attention/qkv/bias", (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"), FLAT, axis=0
 )
 VIT_RULES = (
     *torch_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
@@ -68,7 +67,12 @@ VIT_RULES = (
     *torch_norm("stem_norm", "norm_pre"),
     *torch_norm("norm", "norm"),
     *torch_norm("fc_norm", "fc_norm"),
-    *POOLING_RULES,
+    Rule("attention_pooling/probe", "attn_pool.latent"),
+    *torch_dense("attention_pooling/query", "attn_pool.q"),
+    *torch_dense("attention_pooling/key_value", "attn_pool.kv"),
+    *torch_dense("attention_pooling/out", "attn_pool.proj", LINEAR_OUT),
+    *torch_norm("attention_pooling/norm", "attn_pool.norm"),
+    *torch_dense(r"attention_pooling/mlp/fc(\d)", "attn_pool.mlp.fc{0}"),
     *torch_dense("head", "head"),
     *torch_dense("distillation_head", "head_dist"),
 )
@@ -135,8 +139,6 @@ def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: 
     those of 14 x 14 patches, without other tokens.
 
     Args:
-      tensors: tensors by name.
-      config: content of `config.json`.
       rows: number of position embeddings.
       others: number of tokens that are not patches.
     """
@@ -165,26 +167,14 @@ def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np
     """Adds zeros for the registers to the position embeddings, as timm requires."""
     if not values.get("registers") or "pos_embed" not in tensors:
         return tensors
-    prefix = "cls_token" in tensors
-    zeros = np.zeros((1, values["registers"], values["dim"]), np.float32)
-    table = tensors["pos_embed"]
-    table = np.concatenate([table[:, :prefix], zeros, table[:, prefix:]], axis=1)
-    return tensors | {"pos_embed": table}
+    places = [int("cls_token" in tensors)] * values["registers"]
+    return tensors | {"pos_embed": np.insert(tensors["pos_embed"], places, 0, axis=1)}
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments, and a text that lists the assumptions.
 
-    The arguments are derived from tensors and `config.json`. Settings that neither of them
-    determines have timm's defaults: exact GELU, layer norms with epsilon 1e-6.
-
-    Args:
-      tensors: renamed tensors.
-      config: content of `config.json`, or {}.
-      image_size: image size for which the model is loaded, or None.
-
-    Raises:
-      UserError: the tensors are not a ViT or contradict `config`, or the model is unsupported.
+    Settings that no file determines have timm's defaults: exact GELU, norms with epsilon 1e-6.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model_args, defaults = given_arguments(config, "act_layer"), implied_arguments(config, named)
@@ -199,7 +189,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         values = dict(
             **_sizes(shapes, model_args, defaults),
             **_pooling_values(config, model_args, defaults, shapes),
-            **_layer_values(shapes),
+            **layer_values(shapes),
             gelu=_GELUS[activation],  # A gated MLP does not use a GELU.
             distillation=_distillation(shapes),
             norm_at=defaults.get("norm_at", "before"),
@@ -231,15 +221,9 @@ def _timm_arguments(shapes: dict) -> dict:
 
 
 def _sizes(shapes: dict, model_args: dict, defaults: dict) -> dict:
-    """Returns the model's arguments for sizes, such as `dim`, and those of a hybrid's ResNet.
-
-    Args:
-      shapes: shapes of the tensors by name.
-      model_args: timm's arguments in `config.json`.
-      defaults: timm's arguments that the architecture's name implies.
-    """
+    """Returns the model's arguments for sizes, such as `dim`, and those of a hybrid's ResNet."""
     dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
-    depth = sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes)
+    depth = count_layers(shapes)
     sizes = dict(
         patch_size=patch,
         channels=channels,
@@ -267,14 +251,7 @@ def _sizes(shapes: dict, model_args: dict, defaults: dict) -> dict:
 
 
 def _pooling_values(config: dict, model_args: dict, defaults: dict, shapes: dict) -> dict:
-    """Returns the model's arguments for pooling.
-
-    Args:
-      config: content of `config.json`.
-      model_args: timm's arguments in `config.json`.
-      defaults: timm's arguments that the architecture's name implies.
-      shapes: shapes of the tensors by name.
-    """
+    """Returns the model's arguments for pooling."""
     pooling = _pooling(config, model_args, shapes)
     with_prefix = model_args.get("pool_include_prefix", defaults.get("pool_include_prefix"))
     return dict(
@@ -284,7 +261,7 @@ def _pooling_values(config: dict, model_args: dict, defaults: dict, shapes: dict
     )
 
 
-def _layer_values(shapes: dict) -> dict:
+def layer_values(shapes: dict) -> dict:
     """Returns the model's arguments for norms, biases and the kind of MLP, from tensor shapes."""
     is_gated = (
         "blocks.0.mlp.fc1_g.weight" in shapes
@@ -293,10 +270,14 @@ def _layer_values(shapes: dict) -> dict:
     return dict(
         mlp="swiglu" if is_gated else "gelu",
         fc_norm="fc_norm.weight" in shapes,
-        stem_norm=_stem_norm(shapes),
+        stem_norm=first_in(
+            shapes, {"patch_embed.norm.weight": "patches", "norm_pre.weight": "tokens"}
+        ),
         final_norm="norm.weight" in shapes or "fc_norm.weight" in shapes,
         norm="layer" if "blocks.0.norm1.bias" in shapes else "rms",
-        sub_norm=_sub_norm(shapes),
+        sub_norm=first_in(
+            shapes, {"blocks.0.attn.norm.weight": "both", "blocks.0.mlp.norm.weight": "mlp"}
+        ),
         qk_norm="blocks.0.attn.q_norm.weight" in shapes,
         qkv_bias="all" if "blocks.0.attn.qkv.bias" in shapes else "none",
         bias="blocks.0.attn.proj.bias" in shapes,
@@ -322,23 +303,6 @@ def _assumptions(values: dict, config: dict, defaults: dict) -> str:
             "token"
         )
     return " and ".join(assumptions)
-
-
-def _stem_norm(shapes: dict) -> str:
-    """Returns the argument `stem_norm`, such as `patches` for AIMv2 and `tokens` for CLIP."""
-    if "patch_embed.norm.weight" in shapes:
-        return "patches"
-    return "tokens" if "norm_pre.weight" in shapes else "none"
-
-
-def _sub_norm(shapes: dict) -> str:
-    """Returns the argument `sub_norm`: which modules of a block have an inner norm.
-
-    The value is `both` (attention and MLP), `mlp` or `none`.
-    """
-    if "blocks.0.attn.norm.weight" in shapes:
-        return "both"
-    return "mlp" if "blocks.0.mlp.norm.weight" in shapes else "none"
 
 
 def _pooling(config: dict, model_args: dict, shapes: dict) -> str:
@@ -531,24 +495,11 @@ _DESCRIBED += ("pool_all", "position", "distillation", "pre_logits")
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of timm's `config.json` for a model.
-
-    Raises:
-      UserError: timm has no model with these arguments.
-    """
     require_defaults(_TITLE, ViT, values, *_DESCRIBED)
     _refuse_options(values)
     pooling, position = values["pooling"], values["position"]
-    dim, hidden = values["dim"], values["mlp_dim"]
-    gated = values["mlp"] == "swiglu"
-    wide = 2 * hidden if gated and values["norm"] == "layer" else hidden
-    arguments = dict(
-        img_size=list(values["image_size"]),
-        embed_dim=dim,
-        depth=values["depth"],
-        num_heads=values["heads"],
-        mlp_ratio=mlp_ratio(wide, dim),
-        in_chans=values["channels"],
+    dim, gated = values["dim"], values["mlp"] == "swiglu"
+    arguments = size_arguments(values) | dict(
         init_values=values["layer_scale"],
         no_embed_class=False,
         global_pool=POOLINGS[pooling],
@@ -561,12 +512,14 @@ def _describe(values: dict) -> dict:
         scale_mlp_norm=values["sub_norm"] != "none",
         pool_include_prefix=values["pool_all"],
     )
+    if gated and values["norm"] == "layer":  # timm counts the gate and the gated values.
+        arguments["mlp_ratio"] = mlp_ratio(2 * values["mlp_dim"], dim)
     if not gated:
         arguments["act_layer"] = _ACTIVATIONS[values["gelu"]]
     if pooling != "cls":
         arguments["class_token"] = values["cls_token"]
-    if values["resnet_blocks"] is None:
-        arguments["patch_size"] = values["patch_size"]
+    if values["resnet_blocks"] is not None:
+        del arguments["patch_size"]
     for ours, theirs in dict(qk_norm="qk_norm", registers="reg_tokens").items():
         if values[ours]:
             arguments[theirs] = values[ours]
@@ -603,11 +556,7 @@ def _refuse_options(values: dict) -> None:
 
 
 def _architecture(values: dict) -> str:
-    """Returns the name of a timm architecture; `model_args` in the config override its sizes.
-
-    Raises:
-      UserError: no architecture has this ResNet, or this norm and MLP.
-    """
+    """Returns the name of a timm architecture; `model_args` in the config override its sizes."""
     blocks = values["resnet_blocks"]
     if blocks is not None and blocks not in _HYBRIDS:
         raise UserError(f"timm has no hybrid with {list(blocks)} units")

@@ -22,13 +22,11 @@ from vit_jax.interop.tensor_files import Tensor
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Implements `Library.prepare`: removes an unused mask token, and prefixes of names.
+    """Removes an unused mask token (zeros), and prefixes of names.
 
-    A mask token of zeros is removed, because it was not used in training.
-
-    Transformers' base classes, such as `ViTModel`, store tensors without a prefix. Other classes,
-    such as `ViTForMaskedImageModeling`, add a prefix such as `vit.`. This function removes the
-    prefix, except from models with a classifier, whose formats expect it.
+    Base classes such as `ViTModel` store tensors without a prefix. Other classes, such as
+    `ViTForMaskedImageModeling`, add one, such as `vit.`. It is kept in models with a classifier,
+    whose formats expect it.
 
     Raises:
       UserError: there is no `config.json`.
@@ -57,17 +55,13 @@ def _prepare(
 def _preprocessing(
     config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Implements `Library.preprocessing`; the dict may also contain `image_size`."""
     if not processor_config:
         return {}, None, "pixels in [-1, 1], as there is no preprocessor_config.json"
     return *of_transformers(processor_config), ""
 
 
 def _class_names(config: dict) -> list:
-    """Returns the names of the classes in a `config.json`; empty if it contains no names.
-
-    Transformers' placeholders `LABEL_0`, `LABEL_1`, ... do not count as names.
-    """
+    """Returns the names of the classes; [] if they are Transformers' placeholders `LABEL_0`, ..."""
     named = config.get("id2label") or {}
     names = [named[key] for key in sorted(named, key=int)]
     return [] if names == [f"LABEL_{label}" for label in range(len(names))] else names
@@ -80,11 +74,6 @@ def _files(
     names: Sequence[str],
     probabilities: str,
 ) -> dict[str, dict]:
-    """Implements `Library.files`: returns `config.json` and `preprocessor_config.json`.
-
-    Raises:
-      UserError: Transformers does not support the kind of crop.
-    """
     channels = values["channels"]
     if names:
         described |= dict(
@@ -120,11 +109,9 @@ LIBRARY = Library(
     ),
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        f"a Transformers model of type {config.get('model_type')!r} is unsupported; "
-        "supported: beit, "
-        "bit, clip, clip_vision_model, convnext, convnextv2, deit, dinov2, "
-        "dinov2_with_registers, dinov3_vit, siglip, siglip_vision_model, swin, swinv2, vit, "
-        "vit_mae"
+        f"a Transformers model of type {config.get('model_type')!r} is unsupported; supported: "
+        "beit, bit, clip, clip_vision_model, convnext, convnextv2, deit, dinov2, "
+        "dinov2_with_registers, dinov3_vit, siglip, siglip_vision_model, swin, swinv2, vit, vit_mae"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,

@@ -8,10 +8,11 @@ code of BEiT's authors. Transformers interpolates them linearly.
 """
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, Rule, torch_dense, torch_norm
-from vit_jax.interop.library import Format, Tensors, require_defaults
+from vit_jax.interop.layout import BLOCK, Rule, torch_norm
+from vit_jax.interop.library import Format, Tensors, require_defaults, require_one_of
+from vit_jax.interop.transformers import transformers_config
 from vit_jax.interop.transformers.transformers_config import (
-    below,
+    class_name,
     common_config,
     count_classes,
     mask_format,
@@ -20,21 +21,13 @@ from vit_jax.interop.transformers.transformers_config import (
     read_sizes,
     require_square,
     vit_type,
+    with_classifier,
     write_sizes,
 )
 from vit_jax.interop.transformers.transformers_vit import QKV, RULES
 from vit_jax.models.vit import ViT
 
-# Transformers' defaults of the entries of `config.json`.
-DEFAULTS = dict(
-    image_size=224,
-    patch_size=16,
-    hidden_size=768,
-    num_hidden_layers=12,
-    intermediate_size=3072,
-    num_attention_heads=12,
-    hidden_act="gelu",
-    layer_norm_eps=1e-12,
+DEFAULTS = transformers_config.DEFAULTS | dict(
     use_absolute_position_embeddings=False,
     use_relative_position_bias=False,
     use_shared_relative_position_bias=False,
@@ -46,7 +39,7 @@ _THEIRS = "encoder.layer.{0}."
 _TABLE = "relative_position_bias.relative_position_bias_table"
 _RULES = (
     *projections(QKV, "qv"),  # These come before RULES, because the first matching rule is used.
-    *(rule for rule in RULES if not rule.path.startswith("pre_logits")),
+    *RULES,
     Rule(BLOCK + "attention/bias_table", _THEIRS + "attention.attention." + _TABLE),
     Rule("bias_table", "encoder." + _TABLE),
     Rule(BLOCK + r"scale(\d)", _THEIRS + "lambda_{1}"),
@@ -66,16 +59,6 @@ _POSITIONS = {
     ("bias", "stem"): (False, True, False),
     ("bias", "shared"): (False, False, True),
 }
-
-
-def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules for tensor names.
-
-    If the model has a classifier, the names of its other tensors start with `beit.`.
-    """
-    if not values["num_classes"]:
-        return _RULES
-    return (*below("beit", _RULES), *torch_dense("head", "classifier"))
 
 
 def _models_masks(config: dict) -> bool:
@@ -101,10 +84,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and a note about a part that is not loaded; empty: no note.
-
-    The arguments are derived from tensors and `config.json`.
-    """
+    """Returns the model's arguments, and a note about a part that is not loaded."""
     assumed = ""
     if _models_masks(config):
         if not (DEFAULTS | config)["use_mean_pooling"]:
@@ -145,12 +125,8 @@ def _check_positions(values: dict) -> None:
 
     If the model has position embeddings or biases, its images must be square. For other images,
     Transformers confuses the rows and columns of relative position biases.
-
-    Raises:
-      UserError: Transformers has no such position embeddings, or the images are not square.
     """
-    if values["position"] not in {position for position, _ in _POSITIONS}:
-        raise UserError(f"{_TITLE} has no position={values['position']!r}")
+    require_one_of(_TITLE, values, position=[position for position, _ in _POSITIONS])
     if (values["position"], values["position_at"]) not in _POSITIONS:
         raise UserError(f"{_TITLE} has no position_at={values['position_at']!r}")
     if values["position"] != "none":
@@ -158,11 +134,6 @@ def _check_positions(values: dict) -> None:
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of Transformers' `config.json` for a model.
-
-    Raises:
-      UserError: Transformers has no BEiT with these arguments.
-    """
     mean = values["pooling"] == "gap"
     pooling = dict(pooling="gap", cls_token=True, fc_norm=True) if mean else {}
     require_defaults(
@@ -170,7 +141,7 @@ def _describe(values: dict) -> dict:
     )
     _check_positions(values)
     described = dict(
-        architectures=["BeitForImageClassification" if values["num_classes"] else "BeitModel"],
+        architectures=[class_name("Beit", values)],
         model_type="beit",
         use_mask_token=False,
         use_mean_pooling=mean,
@@ -189,7 +160,7 @@ FORMAT = Format(
     model=ViT,
     claims=lambda config, tensors: config.get("model_type") == "beit",
     arguments=_arguments,
-    rules=_rules,
+    rules=lambda values: with_classifier("beit", _RULES, values),
     describe=_describe,
     rename=_rename,
     holds=lambda values: vit_type(values) == "beit",

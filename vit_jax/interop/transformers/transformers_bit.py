@@ -2,13 +2,14 @@
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import CONV, UNIT, Rule, resnet_width, torch_dense, torch_norm
-from vit_jax.interop.library import Format
+from vit_jax.interop.library import Format, require_one_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
-    below,
+    class_name,
     common_config,
     count_classes,
     require_always,
+    with_classifier,
 )
 from vit_jax.models.resnet import BiT
 
@@ -29,24 +30,10 @@ _RULES = (
     Rule(UNIT + "conv_proj/kernel", _LAYER + "downsample.conv.weight", CONV),
     *torch_norm("norm", "norm"),
 )
-
-
-def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules for tensor names.
-
-    If the model has a classifier, the names of its other tensors start with `bit.`.
-    """
-    if not values["num_classes"]:
-        return _RULES
-    return (*below("bit", _RULES), *torch_dense("head", "classifier.1"))
+_HEAD = torch_dense("head", "classifier.1")
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and an empty text in place of assumptions.
-
-    Tensors and `config.json` determine all arguments, so no argument is assumed. The model
-    supports images of any size.
-    """
     classes = count_classes(tensors, config, "Bit")
     try:
         require_always(config, _ALWAYS)
@@ -79,11 +66,10 @@ def _check_groups(values: dict) -> None:
 
 def _describe(values: dict) -> dict:
     _check_groups(values)
-    if values["resnet_stem"] != "large":
-        raise UserError(f"Transformers' BiT has no resnet_stem={values['resnet_stem']!r}")
+    require_one_of("Transformers' BiT", values, resnet_stem=("large",))
     channels, blocks = round(64 * values["resnet_width"]), list(values["resnet_blocks"])
     return dict(
-        architectures=["BitForImageClassification" if values["num_classes"] else "BitModel"],
+        architectures=[class_name("Bit", values)],
         model_type="bit",
         layer_type="preactivation",
         depths=blocks,
@@ -101,6 +87,6 @@ FORMAT = Format(
     model=BiT,
     claims=lambda config, tensors: config.get("model_type") == "bit",
     arguments=_arguments,
-    rules=_rules,
+    rules=lambda values: with_classifier("bit", _RULES, values, _HEAD),
     describe=_describe,
 )

@@ -16,6 +16,7 @@ from vit_jax.interop.layout import (
 )
 from vit_jax.interop.library import Arrays, Format, Tensors, require_defaults
 from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.transformers import transformers_config
 from vit_jax.interop.transformers.transformers_config import (
     common_config,
     projections,
@@ -28,34 +29,35 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
-# Transformers' defaults of the entries of `config.json`.
-DEFAULTS = dict(
-    image_size=224,
-    patch_size=32,
-    hidden_size=768,
-    num_hidden_layers=12,
-    intermediate_size=3072,
-    num_attention_heads=12,
-    hidden_act="quick_gelu",
-    layer_norm_eps=1e-5,
+DEFAULTS = transformers_config.DEFAULTS | dict(
+    patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5
 )
 _TITLE = "Transformers' CLIP"
 _TOWER = "vision_model."
-_LAYER = _TOWER + "encoder.layers.{0}."
-# Naming rules for CLIP's image tower. SigLIP's image tower uses the same rules.
-RULES = (
-    *torch_dense("patch_embedding", _TOWER + "embeddings.patch_embedding", CONV, SAME),
-    Rule("position_embedding/table", _TOWER + "embeddings.position_embedding.weight", TABLE),
-    *torch_norm(BLOCK + r"norm(\d)", _LAYER + "layer_norm{1}"),
-    *projections([f"{_LAYER}self_attn.{part}_proj" for part in "qkv"]),
-    *torch_dense(BLOCK + "attention/out", _LAYER + "self_attn.out_proj", LINEAR_OUT),
-    *torch_dense(BLOCK + r"mlp/fc(\d)", _LAYER + "mlp.fc{1}"),
-    *torch_norm("norm", _TOWER + "post_layernorm"),
-)
 _PROJECTION, _CLASSIFIER = "visual_projection", "classifier"
 _OTHERS = ("text_model.", "text_projection.", "logit_")  # Tensors outside of the image tower.
 _TYPES = ("clip", "clip_vision_model")
 IMAGES_ALONE = "the model of images alone, of two"
+
+
+def layer_rules(tower: str) -> tuple[Rule, ...]:
+    """Returns the rules for the encoder layers of a tower, such as `vision_model.`."""
+    layer = tower + "encoder.layers.{0}."
+    return (
+        *torch_norm(BLOCK + r"norm(\d)", layer + "layer_norm{1}"),
+        *projections([f"{layer}self_attn.{part}_proj" for part in "qkv"]),
+        *torch_dense(BLOCK + "attention/out", layer + "self_attn.out_proj", LINEAR_OUT),
+        *torch_dense(BLOCK + r"mlp/fc(\d)", layer + "mlp.fc{1}"),
+    )
+
+
+# Naming rules for CLIP's image tower. SigLIP's image tower uses the same rules.
+RULES = (
+    *torch_dense("patch_embedding", _TOWER + "embeddings.patch_embedding", CONV, SAME),
+    Rule("position_embedding/table", _TOWER + "embeddings.position_embedding.weight", TABLE),
+    *layer_rules(_TOWER),
+    *torch_norm("norm", _TOWER + "post_layernorm"),
+)
 
 
 def image_tower(tensors: Tensors) -> Tensors:
@@ -92,7 +94,7 @@ def _rules(values: dict) -> tuple[Rule, ...]:
 def _rename(tensors: Tensors, config: dict) -> Tensors:
     """Returns the image tower's tensors, with a zero bias added for the projection.
 
-    In a model with a classifier the last norm is removed, because the classifier does not use it.
+    The last norm is removed if there is a classifier, which does not use it.
     """
     tensors = image_tower(tensors)
     if f"{_CLASSIFIER}.weight" in tensors:
@@ -109,10 +111,7 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and a note about a part that is not loaded; empty: no note.
-
-    The arguments are derived from the renamed tensors and `config.json`.
-    """
+    """Returns the model's arguments, and a note about a part that is not loaded."""
     classifies = f"{_CLASSIFIER}.weight" in tensors
     towers = ("CLIPModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")
     require_class(config, *(("CLIPForImageClassification",) if classifies else towers))
@@ -132,11 +131,6 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of Transformers' `config.json` for a model.
-
-    Raises:
-      UserError: Transformers has no CLIP with these arguments.
-    """
     classifies = values["pooling"] == "gap" and values["num_classes"] > 0
     pooling = (
         dict(pooling="gap", cls_token=True, final_norm=False) if classifies else dict(pooling="cls")
@@ -155,10 +149,7 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Changes the arrays to those that Transformers' CLIP stores.
-
-    A model with a classifier gets a last norm, which Transformers stores but does not use. In other
-    models, the bias of the projection is removed, because Transformers has no such bias.
+    """Adds the last norm that a classifier does not use; removes the bias of the projection.
 
     Raises:
       UserError: the bias of the projection is not zero.

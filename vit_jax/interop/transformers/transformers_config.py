@@ -3,10 +3,23 @@
 from collections.abc import Callable, Sequence
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, SAME, Layout, Rule
-from vit_jax.interop.library import ObjectiveFormat
+from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, SAME, Layout, Rule, names_of, torch_dense
+from vit_jax.interop.library import ObjectiveFormat, write_image_size
 from vit_jax.interop.objective_files import MASK
+from vit_jax.models.image_model import height_and_width
 
+# Transformers' defaults of the entries of a ViT's `config.json` that `read_sizes` and `read_gelu`
+# read. Each model type overrides some of them.
+DEFAULTS = dict(
+    image_size=224,
+    patch_size=16,
+    hidden_size=768,
+    num_hidden_layers=12,
+    intermediate_size=3072,
+    num_attention_heads=12,
+    hidden_act="gelu",
+    layer_norm_eps=1e-12,
+)
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
 # Maps the model's argument `qkv_bias` to the indices of the projections with a bias, where 0 is the
 # query, 1 the key and 2 the value.
@@ -16,10 +29,7 @@ _BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}
 def count_classes(tensors: dict, config: dict, start: str) -> int:
     """Returns the number of classes, which is the size of the classifier's bias; 0: no classifier.
 
-    Args:
-      tensors: tensors by name.
-      config: content of `config.json`.
-      start: prefix of the names of Transformers' Python classes, such as ViT.
+    The names of Transformers' Python classes begin with `start`, such as ViT.
 
     Raises:
       UserError: the Python class or the number of classes in the config contradicts the tensors.
@@ -53,12 +63,7 @@ def _refuse_contradictions(config: dict, start: str, num_classes: int, two_heads
 
 
 def require_always(config: dict, always: dict) -> None:
-    """Raises UserError if a config contains a value that vit_jax does not support.
-
-    Args:
-      config: content of `config.json`.
-      always: the only supported value of each entry, by the entry's name.
-    """
+    """Raises UserError if an entry of a config has another value than in `always`."""
     for option, only in always.items():
         if config.get(option, only) != only:
             raise UserError(
@@ -93,9 +98,8 @@ def read_gelu(config: dict) -> str:
 
 def read_sizes(config: dict) -> dict:
     """Returns the arguments of a ViT that most model types store under the same names."""
-    size = config["image_size"]
     return dict(
-        image_size=(size, size) if isinstance(size, int) else tuple(size),
+        image_size=height_and_width(config["image_size"]),
         patch_size=config["patch_size"],
         channels=config.get("num_channels", 3),
         dim=config["hidden_size"],
@@ -107,13 +111,9 @@ def read_sizes(config: dict) -> dict:
 
 
 def write_sizes(values: dict) -> dict:
-    """Returns the entries of `config.json` that `read_sizes` and `read_gelu` read.
-
-    The number of channels is not included.
-    """
-    height, width = values["image_size"]
+    """Returns the entries that `read_sizes` and `read_gelu` read, except the number of channels."""
     return dict(
-        image_size=height if height == width else [height, width],
+        image_size=write_image_size(values),
         patch_size=values["patch_size"],
         hidden_size=values["dim"],
         num_hidden_layers=values["depth"],
@@ -177,20 +177,30 @@ def projections(prefixes: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, R
     )
 
 
-def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
-    """Adds a prefix, such as `vit`, to the tensor names of all rules.
+def with_classifier(
+    prefix: str,
+    rules: Sequence[Rule],
+    values: dict,
+    heads: Sequence[Rule] = torch_dense("head", "classifier"),
+) -> Sequence[Rule]:
+    """Returns the rules of a model, including the rules of its classifier, if it has classes.
 
-    In Transformers' models with a classifier, the other tensors have such a prefix.
+    In Transformers' models with a classifier, the names of all other tensors start with `prefix`,
+    such as `vit`.
     """
+    return [*_below(prefix, rules), *heads] if values["num_classes"] else rules
 
-    def lower(names):
-        return (
-            f"{prefix}.{names}"
-            if isinstance(names, str)
-            else tuple(f"{prefix}.{name}" for name in names)
-        )
 
-    return [rule._replace(names=lower(rule.names)) for rule in rules]
+def _below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
+    """Adds a prefix to the tensor names of all rules."""
+    return [
+        rule._replace(names=tuple(f"{prefix}.{name}" for name in names_of(rule))) for rule in rules
+    ]
+
+
+def class_name(start: str, values: dict) -> str:
+    """Returns the name of a Python class of Transformers, such as `ViTForImageClassification`."""
+    return start + ("ForImageClassification" if values["num_classes"] else "Model")
 
 
 def mask_format(
@@ -207,7 +217,7 @@ def mask_format(
 
     def rules(values):
         named = [Rule("mask", "embeddings.mask_token", layout)]
-        return below(start(values), named) if values["num_classes"] else named
+        return _below(start(values), named) if values["num_classes"] else named
 
     return ObjectiveFormat(
         name=MASK,

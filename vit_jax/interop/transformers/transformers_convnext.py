@@ -1,31 +1,31 @@
 """ConvNeXt and ConvNeXt V2 in Hugging Face Transformers."""
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import CHANNELS, CONV, Rule, torch_dense, torch_norm
-from vit_jax.interop.library import Format
+from vit_jax.interop.layout import CHANNELS, CONV, STAGED, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Format, require_one_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
-    below,
+    class_name,
     common_config,
     count_classes,
     require_always,
+    with_classifier,
 )
 from vit_jax.models.convnext import ConvNeXt
 
 _LAYER = "encoder.stages.{0}.layers.{1}."
-_INSIDE = r"stages/(\d+)/(\d+)/"
 _RULES = (
     *torch_dense("stem/0", "embeddings.patch_embeddings", CONV),
     *torch_norm("stem_norm", "embeddings.layernorm"),
     *torch_norm(r"stages/(\d+)/norm", "encoder.stages.{0}.downsampling_layer.0"),
     *torch_dense(r"stages/(\d+)/downsample", "encoder.stages.{0}.downsampling_layer.1", CONV),
-    *torch_dense(_INSIDE + "depthwise", _LAYER + "dwconv", CONV),
-    *torch_norm(_INSIDE + "norm", _LAYER + "layernorm"),
-    *torch_dense(_INSIDE + "fc1", _LAYER + "pwconv1"),
-    Rule(_INSIDE + "response_norm/scale", _LAYER + "grn.weight", CHANNELS),
-    Rule(_INSIDE + "response_norm/bias", _LAYER + "grn.bias", CHANNELS),
-    *torch_dense(_INSIDE + "fc2", _LAYER + "pwconv2"),
-    Rule(_INSIDE + "scale1", _LAYER + "layer_scale_parameter"),
+    *torch_dense(STAGED + "depthwise", _LAYER + "dwconv", CONV),
+    *torch_norm(STAGED + "norm", _LAYER + "layernorm"),
+    *torch_dense(STAGED + "fc1", _LAYER + "pwconv1"),
+    Rule(STAGED + "response_norm/scale", _LAYER + "grn.weight", CHANNELS),
+    Rule(STAGED + "response_norm/bias", _LAYER + "grn.bias", CHANNELS),
+    *torch_dense(STAGED + "fc2", _LAYER + "pwconv2"),
+    Rule(STAGED + "scale1", _LAYER + "layer_scale_parameter"),
     *torch_norm("norm", "layernorm"),
 )
 NORM_EPSILON = 1e-6  # Epsilon of all norms but the last norm.
@@ -33,27 +33,11 @@ NORM_EPSILON = 1e-6  # Epsilon of all norms but the last norm.
 _START = {"convnext": "ConvNext", "convnextv2": "ConvNextV2"}
 
 
-def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules for tensor names.
-
-    If the model has a classifier, the names of its other tensors start with the model type, such as
-    `convnext.`.
-    """
-    if not values["num_classes"]:
-        return _RULES
-    return (*below(_model_type(values), _RULES), *torch_dense("head", "classifier"))
-
-
 def _model_type(values: dict) -> str:
     return "convnextv2" if values["grn"] else "convnext"
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and an empty text in place of assumptions.
-
-    Tensors and `config.json` determine all arguments, so no argument is assumed. The model
-    supports images of any size.
-    """
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", patch_size=4))
@@ -82,16 +66,19 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 def _describe(values: dict) -> dict:
     kind = _model_type(values)
-    always = dict(stem="patches", norm_first=False, head_hidden=None, norm_epsilon=NORM_EPSILON)
-    always["centred_norm"] = True
-    for option, only in always.items():
-        if values[option] != only:
-            raise UserError(f"Transformers' ConvNeXt has no {option}={values[option]!r}")
+    require_one_of(
+        "Transformers' ConvNeXt",
+        values,
+        stem=("patches",),
+        norm_first=(False,),
+        head_hidden=(None,),
+        norm_epsilon=(NORM_EPSILON,),
+        centred_norm=(True,),
+    )
     if values["grn"] == (values["layer_scale"] is not None):
         raise UserError("Transformers' ConvNeXt has either GRN or LayerScale")
-    model = "ForImageClassification" if values["num_classes"] else "Model"
     described = dict(
-        architectures=[_START[kind] + model],
+        architectures=[class_name(_START[kind], values)],
         model_type=kind,
         depths=list(values["blocks"]),
         hidden_sizes=list(values["widths"]),
@@ -109,6 +96,6 @@ FORMAT = Format(
     model=ConvNeXt,
     claims=lambda config, tensors: config.get("model_type") in _START,
     arguments=_arguments,
-    rules=_rules,
+    rules=lambda values: with_classifier(_model_type(values), _RULES, values),
     describe=_describe,
 )

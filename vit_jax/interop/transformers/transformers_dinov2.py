@@ -1,5 +1,7 @@
 """DINOv2, with registers or without, in Hugging Face Transformers."""
 
+from collections.abc import Sequence
+
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import (
     BLOCK,
@@ -11,24 +13,23 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format, require_defaults
+from vit_jax.interop.library import Format, require_defaults, require_one_of, write_image_size
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
-    below,
+    class_name,
     common_config,
     count_classes,
     mask_format,
     projections,
     require_always,
     vit_type,
+    with_classifier,
 )
+from vit_jax.models.image_model import height_and_width
 from vit_jax.models.vit import ViT
 
 # Maps Transformers' model type to the start of its class names, such as Dinov2Model.
-_START = {
-    "dinov2": "Dinov2",
-    "dinov2_with_registers": "Dinov2WithRegisters",
-}
+_START = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
 _LAYER = "encoder.layer.{0}."
 _QKV = tuple(f"{_LAYER}attention.attention.{part}" for part in ("query", "key", "value"))
 _RULES = (
@@ -44,10 +45,7 @@ _RULES = (
     Rule(BLOCK + "scale2", _LAYER + "layer_scale2.lambda1"),
     *torch_norm("norm", "layernorm"),
 )
-_PLAIN = (
-    *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.fc1"),
-    *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.fc2"),
-)
+_PLAIN = torch_dense(BLOCK + r"mlp/fc(\d)", _LAYER + "mlp.fc{1}")
 _GATED = (
     # Transformers stores the gate and the gated values of an MLP in one tensor, `weights_in`.
     *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"),
@@ -55,16 +53,9 @@ _GATED = (
 )
 
 
-def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules for tensor names.
-
-    If the model has a classifier, the names of its other tensors start with the model type, such as
-    `dinov2.`.
-    """
+def _rules(values: dict) -> Sequence[Rule]:
     rules = _RULES + (_GATED if values["mlp"] == "swiglu" else _PLAIN)
-    if not values["num_classes"]:
-        return rules
-    return (*below(_model_type(values), rules), *torch_dense("head", "classifier"))
+    return with_classifier(_model_type(values), rules, values)
 
 
 def _model_type(values: dict) -> str:
@@ -77,18 +68,14 @@ def _gated_width(dim: int) -> int:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and an empty text in place of assumptions.
-
-    Tensors and `config.json` determine all arguments, so no argument is assumed.
-    """
     kind = config["model_type"]
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", qkv_bias=True))
     try:
-        size, dim = config["image_size"], config["hidden_size"]
+        size, dim = height_and_width(config["image_size"]), config["hidden_size"]
         gated = config.get("use_swiglu_ffn", False)
         values = dict(
-            image_size=(size, size) if isinstance(size, int) else tuple(size),
+            image_size=size,
             num_classes=classes,
             patch_size=config["patch_size"],
             channels=config.get("num_channels", 3),
@@ -114,11 +101,6 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of Transformers' `config.json` for a model.
-
-    Raises:
-      UserError: Transformers has no DINOv2 with these arguments.
-    """
     gated, dim, mlp_dim = values["mlp"] == "swiglu", values["dim"], values["mlp_dim"]
     pooling = "cls_gap" if values["num_classes"] else "cls"
     require_defaults(
@@ -126,13 +108,11 @@ def _describe(values: dict) -> dict:
     )
     if mlp_dim != _gated_width(dim) if gated else mlp_dim % dim:
         raise UserError(f"Transformers' DINOv2 of width {dim} has no MLP of {mlp_dim}")
-    if not gated and values["gelu"] != "erf":
-        raise UserError(f"Transformers' DINOv2 has no gelu={values['gelu']!r}")
-    kind, (height, width) = _model_type(values), values["image_size"]
+    if not gated:
+        require_one_of("Transformers' DINOv2", values, gelu=("erf",))
+    kind = _model_type(values)
     described = dict(
-        architectures=[
-            _START[kind] + ("ForImageClassification" if values["num_classes"] else "Model")
-        ],
+        architectures=[class_name(_START[kind], values)],
         model_type=kind,
         hidden_size=dim,
         num_hidden_layers=values["depth"],
@@ -140,7 +120,7 @@ def _describe(values: dict) -> dict:
         mlp_ratio=4 if gated else mlp_dim // dim,
         hidden_act="gelu",
         layer_norm_eps=values["norm_epsilon"],
-        image_size=height if height == width else [height, width],
+        image_size=write_image_size(values),
         patch_size=values["patch_size"],
         qkv_bias=True,
         layerscale_value=values["layer_scale"],

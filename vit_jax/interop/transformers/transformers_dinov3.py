@@ -15,6 +15,7 @@ from vit_jax.interop.layout import (
     torch_norm,
 )
 from vit_jax.interop.library import Arrays, Format, Tensors, require_defaults
+from vit_jax.interop.transformers import transformers_config
 from vit_jax.interop.transformers.transformers_config import (
     common_config,
     mask_format,
@@ -29,15 +30,10 @@ from vit_jax.interop.transformers.transformers_config import (
 from vit_jax.models.position import ROPES
 from vit_jax.models.vit import ViT
 
-# Transformers' defaults of the entries of `config.json`.
-DEFAULTS = dict(
-    image_size=224,
-    patch_size=16,
+DEFAULTS = transformers_config.DEFAULTS | dict(
     hidden_size=384,
-    num_hidden_layers=12,
     intermediate_size=1536,
     num_attention_heads=6,
-    hidden_act="gelu",
     layer_norm_eps=1e-5,
     rope_theta=float(ROPES["dinov3"].base),
     query_bias=True,
@@ -85,10 +81,6 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and an empty text in place of assumptions.
-
-    Tensors and `config.json` determine all arguments, so no argument is assumed.
-    """
     require_class(config, "DINOv3ViTModel", "DINOv3ViTBackbone")
     require_always(config, dict(rope_theta=DEFAULTS["rope_theta"]))
     config = DEFAULTS | config
@@ -116,11 +108,6 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of Transformers' `config.json` for a model.
-
-    Raises:
-      UserError: Transformers has no DINOv3 with these arguments.
-    """
     title, stored = "Transformers' DINOv3", ("registers", "mlp", "gelu", "qkv_bias", "bias")
     require_defaults(title, ViT, values, *stored, num_classes=0, position="none", rope="dinov3")
     if values["layer_scale"] is None:

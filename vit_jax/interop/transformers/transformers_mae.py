@@ -12,6 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.layout import Rule, moved, torch_dense, torch_norm
 from vit_jax.interop.library import Arrays, Format, ObjectiveFormat, Tensors, require_defaults
 from vit_jax.interop.positions import fixed_table, is_fixed
+from vit_jax.interop.transformers import transformers_config
 from vit_jax.interop.transformers.transformers_config import (
     common_config,
     read_gelu,
@@ -24,16 +25,7 @@ from vit_jax.interop.transformers.transformers_config import (
 from vit_jax.interop.transformers.transformers_vit import RULES
 from vit_jax.models.vit import ViT
 
-# Transformers' defaults of the entries of `config.json`.
-DEFAULTS = dict(
-    image_size=224,
-    patch_size=16,
-    hidden_size=768,
-    num_hidden_layers=12,
-    intermediate_size=3072,
-    num_attention_heads=12,
-    hidden_act="gelu",
-    layer_norm_eps=1e-12,
+DEFAULTS = transformers_config.DEFAULTS | dict(
     qkv_bias=True,
     decoder_hidden_size=512,
     decoder_num_hidden_layers=8,
@@ -41,7 +33,6 @@ DEFAULTS = dict(
 )
 _TABLE = "embeddings.position_embeddings"
 _FIXED = "sincos2d_mae"
-_RULES = tuple(rule for rule in RULES if not rule.path.startswith("pre_logits"))
 
 
 def _grid(values: dict) -> tuple[int, int]:
@@ -51,10 +42,7 @@ def _grid(values: dict) -> tuple[int, int]:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `Format.rename`: removes the position embeddings if they are fixed.
-
-    vit_jax computes the fixed sine-cosine embeddings of masked autoencoders.
-    """
+    """Removes the encoder's position embeddings if they are fixed: vit_jax computes them."""
     table = tensors.get(_TABLE)
     if table is not None and is_fixed(table, _grid(read_sizes(DEFAULTS | config))):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
@@ -62,10 +50,6 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and an empty text in place of assumptions.
-
-    The renamed tensors and `config.json` determine all arguments, so no argument is assumed.
-    """
     require_class(config, "ViTMAEModel", "ViTMAEForPreTraining")
     require_always(config, dict(qkv_bias=True))
     config = DEFAULTS | config
@@ -79,11 +63,6 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of Transformers' `config.json` for a model.
-
-    Raises:
-      UserError: Transformers has no encoder with these arguments.
-    """
     title = "Transformers' ViTMAE"
     require_defaults(title, ViT, values, "gelu", num_classes=0, position=_FIXED, layer_scale=None)
     described = dict(
@@ -114,11 +93,7 @@ _DECODER_RULES = (
 
 
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
-    """Returns the values of `config.objective` that a `config.json` contains.
-
-    The training settings (normalization of targets, share of masked patches) are not returned if
-    the `config.json` does not contain them.
-    """
+    """Returns the values of `config.objective` that a `config.json` contains."""
     of_training = {
         ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config
     }
@@ -132,11 +107,9 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 
 
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
-    """Implements `ObjectiveFormat.rename`: renames layers, and removes the position embeddings.
+    """Renames layers, and removes the decoder's position embeddings, which vit_jax computes.
 
-    Transformers 5 writes other names of layers than those in published files. They are converted to
-    the names in published files. vit_jax computes the decoder's position embeddings, which are
-    fixed sine-cosine embeddings.
+    Transformers 5 writes other names of layers than those in published files.
 
     Raises:
       UserError: the position embeddings differ from the computed ones, or the decoder has another
@@ -160,11 +133,7 @@ def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
 
 
 def _describe_decoder(values: dict, objective_values: dict) -> dict:
-    """Returns the entries of a `config.json` that describe the decoder.
-
-    Raises:
-      UserError: Transformers has no decoder with these arguments.
-    """
+    """Returns the entries of a `config.json` that describe the decoder."""
     for name, value, only in (
         ("model.gelu", values["gelu"], "erf"),
         ("mae.decoder_position", objective_values["decoder_position"], _FIXED),
@@ -195,7 +164,7 @@ FORMAT = Format(
     model=ViT,
     claims=lambda config, tensors: config.get("model_type") == "vit_mae",
     arguments=_arguments,
-    rules=lambda values: _RULES,
+    rules=lambda values: RULES,
     describe=_describe,
     rename=_rename,
     finish=_finish,

@@ -9,6 +9,7 @@ import numpy as np
 from vit_jax.interop.layout import LINEAR_OUT, Rule, torch_dense, torch_norm
 from vit_jax.interop.library import Arrays, Format, Tensors, Values, require_defaults
 from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.transformers import transformers_config
 from vit_jax.interop.transformers.transformers_clip import RULES, image_tower, whole_or_tower
 from vit_jax.interop.transformers.transformers_config import (
     read_gelu,
@@ -21,17 +22,8 @@ from vit_jax.interop.transformers.transformers_config import (
 )
 from vit_jax.models.vit import ViT
 
-# Transformers' defaults of the entries of `config.json`.
-DEFAULTS = dict(
-    image_size=224,
-    patch_size=16,
-    hidden_size=768,
-    num_hidden_layers=12,
-    intermediate_size=3072,
-    num_attention_heads=12,
-    hidden_act="gelu_pytorch_tanh",
-    layer_norm_eps=1e-6,
-    vision_use_head=True,
+DEFAULTS = transformers_config.DEFAULTS | dict(
+    hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6, vision_use_head=True
 )
 _TITLE = "Transformers' SigLIP"
 _HEAD = "vision_model.head."
@@ -81,8 +73,7 @@ def _finish(arrays: Arrays, values: dict) -> Arrays:
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     """Returns the model's arguments, and notes about parts and pixels that are not used.
 
-    The arguments are derived from tensors and `config.json`. If the patch size does not divide
-    the image size, the image size is rounded down to whole patches.
+    The image size is rounded down to whole patches.
     """
     head = tensors.get("classifier.bias")
     require_class(
@@ -108,11 +99,6 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of Transformers' `config.json` for a model.
-
-    Raises:
-      UserError: Transformers has no SigLIP with these arguments.
-    """
     require_defaults(_TITLE, ViT, values, "gelu", num_classes=0, pooling="map", layer_scale=None)
     require_square(_TITLE, values)
     described = dict(

@@ -1,5 +1,7 @@
 """Swin and Swin V2 in Hugging Face Transformers."""
 
+from collections.abc import Sequence
+
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import (
     CONV,
@@ -14,15 +16,17 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format
+from vit_jax.interop.library import Format, write_image_size
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
-    below,
+    class_name,
     common_config,
     count_classes,
     mask_format,
     require_always,
+    with_classifier,
 )
+from vit_jax.models.image_model import height_and_width
 from vit_jax.models.swin import EPSILON, RATIO, Swin, windows
 
 _KINDS = {"swin": ("Swin", 1), "swinv2": ("Swinv2", 2)}
@@ -62,17 +66,10 @@ _BIASED = {1: ("query", "key", "value"), 2: ("query", "value")}
 _FOLLOW = ("relative_position_index", "relative_coords_table")
 
 
-def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules for tensor names.
-
-    If the model has a classifier, the names of its other tensors start with the model type, such as
-    `swin.`.
-    """
+def _rules(values: dict) -> Sequence[Rule]:
     names = tuple(f"{_SELF}{x}.bias" for x in _BIASED[values["version"]])
     trunk = (*_RULES, Rule(_ATTENTION + "qkv/bias", names, FLAT, axis=0))
-    if not values["num_classes"]:
-        return trunk
-    return (*below(_model_type(values), trunk), *torch_dense("head", "classifier"))
+    return with_classifier(_model_type(values), trunk, values)
 
 
 def _model_type(values: dict) -> str:
@@ -85,10 +82,6 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and an empty text in place of assumptions.
-
-    Tensors and `config.json` determine all arguments, so no argument is assumed.
-    """
     kind = config["model_type"]
     start, version = _KINDS[kind]
     classes = count_classes(tensors, config, start)
@@ -96,7 +89,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     try:
         size, former = config["image_size"], tuple(config.get("pretrained_window_sizes") or ())
         values = dict(
-            image_size=(size, size) if isinstance(size, int) else tuple(size),
+            image_size=height_and_width(size),
             num_classes=classes,
             patch_size=config["patch_size"],
             channels=config.get("num_channels", 3),
@@ -158,26 +151,18 @@ def _is_odd(places: tuple[int, ...]) -> bool:
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of Transformers' `config.json` for a model.
-
-    Raises:
-      UserError: Transformers has no model with these arguments.
-    """
     _refuse_other_maps(values)
     version = values["version"]
     if version == 2 and values["position"] != "none":
         raise UserError(f"Transformers' Swin V2 has no position={values['position']!r}")
     kind = _model_type(values)
     start, stages = _KINDS[kind][0], len(values["blocks"])
-    height, width = values["image_size"]
     former = dict(pretrained_window_sizes=list(values["pretrained_windows"] or (0,) * stages))
     return (
         dict(
-            architectures=[
-                f"{start}ForImageClassification" if values["num_classes"] else f"{start}Model"
-            ],
+            architectures=[class_name(start, values)],
             model_type=kind,
-            image_size=height if height == width else [height, width],
+            image_size=write_image_size(values),
             patch_size=values["patch_size"],
             embed_dim=values["dim"],
             depths=list(values["blocks"]),

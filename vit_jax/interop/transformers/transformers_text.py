@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, LINEAR_OUT, Rule, torch_dense, torch_norm
-from vit_jax.interop.library import Tensors
-from vit_jax.interop.text_format import TextFormat
-from vit_jax.interop.transformers.transformers_config import projections, read_gelu, write_gelu
+from vit_jax.interop.layout import Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Tensors, TextFormat
+from vit_jax.interop.transformers.transformers_clip import layer_rules
+from vit_jax.interop.transformers.transformers_config import read_gelu, write_gelu
 from vit_jax.options.text import TextOptions
 
 # Transformers' defaults of the entries of `text_config`.
@@ -36,7 +36,7 @@ _DEFAULTS = {
 }
 _TITLES = {"clip": "CLIP", "siglip": "SigLIP"}
 _TOWER = "text_model."
-_LAYER = _TOWER + "encoder.layers.{0}."
+_PROJECTIONS = {"clip": "text_projection", "siglip": _TOWER + "head"}
 # The files of early CLIPs contain this wrong `eos_token_id`. For this value, Transformers pools the
 # token with the highest id.
 _OLD_END = 2
@@ -55,7 +55,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
             f"{', '.join(_DEFAULTS)}, a whole model of images and texts."
         )
     values: dict[str, Any] = _DEFAULTS[kind] | (config.get("text_config") or {})
-    projection = "text_projection" if kind == "clip" else _TOWER + "head"
+    projection = _PROJECTIONS[kind]
     if (kernel := tensors.get(f"{projection}.weight")) is None:
         raise UserError(f"the checkpoint has no text tower: there is no {projection}.weight")
     end: int = values["eos_token_id"] if kind == "clip" else 0
@@ -79,7 +79,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
     return TextFormat(
         "Transformers",
         options,
-        _rules(projection),
+        text_rules(kind),
         _tower(tensors, projection),
         "softmax" if kind == "clip" else "sigmoid",
         kind,
@@ -135,17 +135,10 @@ def describe_text_tower(options: TextOptions, probabilities: str) -> tuple[str, 
 
 def text_rules(kind: str) -> tuple[Rule, ...]:
     """Returns the rules for the tensor names of a text tower, in a model of the type `kind`."""
-    return _rules("text_projection" if kind == "clip" else _TOWER + "head")
-
-
-def _rules(projection: str) -> tuple[Rule, ...]:
     return (
         Rule("token_embedding/embedding", _TOWER + "embeddings.token_embedding.weight"),
         Rule("position_embedding/embedding", _TOWER + "embeddings.position_embedding.weight"),
-        *torch_norm(BLOCK + r"norm(\d)", _LAYER + "layer_norm{1}"),
-        *projections([f"{_LAYER}self_attn.{part}_proj" for part in "qkv"]),
-        *torch_dense(BLOCK + "attention/out", _LAYER + "self_attn.out_proj", LINEAR_OUT),
-        *torch_dense(BLOCK + r"mlp/fc(\d)", _LAYER + "mlp.fc{1}"),
+        *layer_rules(_TOWER),
         *torch_norm("norm", _TOWER + "final_layer_norm"),
-        *torch_dense("head", projection),
+        *torch_dense("head", _PROJECTIONS[kind]),
     )

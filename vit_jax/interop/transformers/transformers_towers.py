@@ -31,11 +31,7 @@ _CLEANINGS = {
 
 
 def _describe(towers: Towers) -> TowersFiles:
-    """Returns the content of a folder in Transformers' format.
-
-    Raises:
-      UserError: Transformers has no model with these arguments.
-    """
+    """Returns the content of a folder in Transformers' format."""
     text_part, notes = towers.text_part, []
     kind, text_config = describe_text_tower(text_part.tower.options, text_part.probabilities)
     if kind == "clip":
@@ -50,7 +46,9 @@ def _describe(towers: Towers) -> TowersFiles:
         )
     files = library.files(image.described, values, towers.preprocessing, (), "softmax") or {}
     files["config.json"] = _config(kind, files["config.json"], text_config)
-    _name_processor(files["preprocessor_config.json"], kind)
+    processor = files["preprocessor_config.json"]
+    name = processor["image_processor_type"].removesuffix("ImageProcessor")
+    processor["image_processor_type"] = f"{_PROCESSORS.get((kind, name), name)}ImageProcessor"
     arrays = image.arrays | text_arrays(text_rules(kind), text_part, _TITLE)
     arrays |= similarity_arrays(text_part, () if kind == "clip" else (1,))
     unwritten = lost(
@@ -76,16 +74,6 @@ def _config(kind: str, vision: dict, text: dict) -> dict:
         vision_config=vision,
     )
     return described | (dict(projection_dim=text["projection_dim"]) if kind == "clip" else {})
-
-
-def _name_processor(processor: dict, kind: str) -> None:
-    """Replaces the class of the image processor by the model type's own class, if it exists.
-
-    The two classes have the same settings.
-    """
-    name = processor["image_processor_type"].removesuffix("ImageProcessor")
-    name = _PROCESSORS.get((kind, name), name)
-    processor["image_processor_type"] = f"{name}ImageProcessor"
 
 
 FORMAT = TowersFormat(_TITLE, _describe, "model.safetensors")

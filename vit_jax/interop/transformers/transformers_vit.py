@@ -1,11 +1,13 @@
 """ViT and DeiT in Hugging Face Transformers."""
 
+from collections.abc import Sequence
+
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import BLOCK, CONV, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
 from vit_jax.interop.library import Format, require_defaults
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
-    below,
+    class_name,
     common_config,
     count_classes,
     mask_format,
@@ -14,10 +16,13 @@ from vit_jax.interop.transformers.transformers_config import (
     read_sizes,
     require_always,
     vit_type,
+    with_classifier,
     write_sizes,
 )
 from vit_jax.models.vit import ViT
 
+# Maps Transformers' model type to the start of its class names, such as ViTModel.
+_START = {"vit": "ViT", "deit": "DeiT"}
 _THEIRS = "encoder.layer.{0}."
 QKV = tuple(f"{_THEIRS}attention.attention.{part}" for part in ("query", "key", "value"))
 # Naming rules for ViT and DeiT. BEiT and masked autoencoders use the same rules.
@@ -33,26 +38,18 @@ RULES = (
     *torch_dense(BLOCK + "mlp/fc1", _THEIRS + "intermediate.dense"),
     *torch_dense(BLOCK + "mlp/fc2", _THEIRS + "output.dense"),
     *torch_norm("norm", "layernorm"),
-    *torch_dense("pre_logits", "pooler.dense"),
+)
+_TWO_HEADS = (
+    *torch_dense("head", "cls_classifier"),
+    *torch_dense("distillation_head", "distillation_classifier"),
 )
 
 
-def _rules(values: dict) -> tuple[Rule, ...]:
-    """Returns the rules for tensor names.
-
-    If the model has a classifier, the names of its other tensors start with `vit.` or `deit.`.
-    """
+def _rules(values: dict) -> Sequence[Rule]:
     if not values["num_classes"]:
-        return RULES
-    trunk = [rule for rule in RULES if not rule.path.startswith("pre_logits")]
-    if values["distillation"] == "heads":
-        heads = (
-            *torch_dense("head", "cls_classifier"),
-            *torch_dense("distillation_head", "distillation_classifier"),
-        )
-    else:
-        heads = torch_dense("head", "classifier")
-    return (*below(_model_type(values), trunk), *heads)
+        return (*RULES, *torch_dense("pre_logits", "pooler.dense"))
+    heads = dict(heads=_TWO_HEADS) if values["distillation"] == "heads" else {}
+    return with_classifier(_model_type(values), RULES, values, **heads)
 
 
 def _model_type(values: dict) -> str:
@@ -60,12 +57,8 @@ def _model_type(values: dict) -> str:
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, and an empty text in place of assumptions.
-
-    Tensors and `config.json` determine all arguments, so no argument is assumed.
-    """
     kind = config["model_type"]
-    num_classes = count_classes(tensors, config, dict(vit="ViT", deit="DeiT")[kind])
+    num_classes = count_classes(tensors, config, _START[kind])
     try:
         gelu = read_gelu(config)
         require_always(config, dict(qkv_bias=True, pooler_act="tanh"))
@@ -85,20 +78,11 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _describe(values: dict) -> dict:
-    """Returns the content of Transformers' `config.json` for a model.
-
-    Raises:
-      UserError: Transformers has no model with these arguments.
-    """
     require_defaults("Transformers' ViT", ViT, values, "distillation", "gelu", "pre_logits")
-    kind, architecture = {
-        "none": ("vit", "ViTForImageClassification"),
-        "token": ("deit", "DeiTForImageClassification"),
-        "heads": ("deit", "DeiTForImageClassificationWithTeacher"),
-    }[values["distillation"]]
-    bare = dict(vit="ViTModel", deit="DeiTModel")[kind]
+    kind = _model_type(values)
+    teacher = "WithTeacher" if values["distillation"] == "heads" and values["num_classes"] else ""
     described = dict(
-        architectures=[architecture if values["num_classes"] else bare],
+        architectures=[class_name(_START[kind], values) + teacher],
         model_type=kind,
         qkv_bias=True,
         hidden_dropout_prob=0.0,
@@ -110,7 +94,7 @@ def _describe(values: dict) -> dict:
 
 FORMAT = Format(
     model=ViT,
-    claims=lambda config, tensors: config.get("model_type") in ("vit", "deit"),
+    claims=lambda config, tensors: config.get("model_type") in _START,
     arguments=_arguments,
     rules=_rules,
     describe=_describe,

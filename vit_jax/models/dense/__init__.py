@@ -3,8 +3,9 @@
 A head runs the image model itself, because some heads change the model's last layers.
 `head(model, images, rngs, state)` returns the outputs that the loss needs. `head.scores(outputs)`
 converts these outputs to the score of each class at each position. The head's parameters belong to
-the training objective. `state` contains the running statistics of the head's batch norms, which
-belong to the state of the objective.
+the training objective. `images` are uint8, or floats in [-1, 1]. `rngs` are the random keys, in
+training. `state` contains the running statistics of the head's batch norms, in evaluation; they
+belong to the state of the objective. If the model is `frozen`, it runs without dropout.
 """
 
 from functools import partial
@@ -32,13 +33,8 @@ def make_head(
     """Returns the segmentation head that a config selects.
 
     Args:
-      options: the section `segmentation` of the config.
       model: the image model; it may contain shapes in place of arrays.
-      num_classes: number of pixel classes.
       frozen: True if the model is not trained. The model then runs without dropout.
-
-    Raises:
-      UserError: the head does not support the model.
     """
     make = partial(_KINDS[options.head], model, num_classes, frozen=frozen, rngs=rngs)
     if options.head == "eomt":

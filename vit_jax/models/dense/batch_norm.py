@@ -69,12 +69,7 @@ def initial_statistics(head: nnx.Module) -> Moments:
 
 
 def updated_statistics(running: Moments, moments: Moments) -> Moments:
-    """Returns the running statistics after a batch, with PyTorch's unbiased variance.
-
-    Args:
-      running: the running statistics before the batch.
-      moments: `Statistics.moments` of the batch.
-    """
+    """Returns the running statistics after a batch, with PyTorch's unbiased variance."""
 
     def after(old: dict[str, jax.Array], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         mean, count = batch["mean"], batch["places"].sum()

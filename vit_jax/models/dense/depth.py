@@ -8,6 +8,7 @@ in their repositories.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -87,8 +88,6 @@ class DepthHead(nnx.Module):
     """Base class of depth heads: selects the encoder layers to read and stores the range of depths.
 
     Args:
-      options: the section `depth` of the config.
-      model: the image model.
       num_layers: number of encoder layers to read: 1 (the last layer) or 4.
       frozen: True if the model is not trained. The model then runs without dropout.
 
@@ -135,11 +134,6 @@ class DepthHead(nnx.Module):
         """Returns a dictionary with the key `depth`: float32 `[batch, rows, columns]`, in metres.
 
         In training the dictionary also contains `moments`, the statistics of the batch norms.
-
-        Args:
-          images: uint8, or floats in [-1, 1].
-          rngs: random keys, in training.
-          state: running statistics of the batch norms, in evaluation.
         """
         statistics = Statistics(state if rngs is None else None)
         layers = self._read(model, images, None if self.frozen else rngs)
@@ -193,15 +187,6 @@ class LinearDepth(DepthHead):
 
     If the class token is used, it is concatenated to each patch. The scores of the bins are
     upsampled before they are normalized.
-
-    Args:
-      options: the section `depth` of the config.
-      model: the image model. If it has stages, as a Swin has, the head reads the last stage.
-      frozen: True if the model is not trained. The model then runs without dropout.
-
-    Raises:
-      UserError: the config requests four layers and the model is no ViT, or it requests the class
-        token and the model has none.
     """
 
     def __init__(
@@ -215,7 +200,6 @@ class LinearDepth(DepthHead):
         )
 
     def decode(self, layers: Sequence[Layer]) -> jax.Array:
-        """Returns the score of each bin, float32 `[batch, rows, columns, bins]`."""
         parts = []
         for patches, token in layers:
             parts.append(patches)
@@ -234,55 +218,35 @@ class DPT(DepthHead):
     The strides of the pyramid are 1/4, 1/2, 1 and 2 times the patch size. The stride of the output
     is 1/16 of the patch size. If the class token is used, a linear layer combines it with each
     patch ("project" in the paper).
-
-    Args:
-      options: the section `depth` of the config.
-      model: the image model.
-      frozen: True if the model is not trained. The model then runs without dropout.
-
-    Raises:
-      UserError: the model is no ViT, or the config requests the class token and the model has none.
     """
 
     def __init__(
         self, options: DepthOptions, model: ImageModel, *, frozen: bool = False, rngs: nnx.Rngs
     ):
         super().__init__(options, model, 4, frozen=frozen)
-        dtype, dim, width = jnp.dtype(model.options.dtype), options.dim, widths_of(model)[-1]
+        values: dict[str, Any] = dict(dtype=jnp.dtype(model.options.dtype), rngs=rngs)
+        dim, width, lecun = options.dim, widths_of(model)[-1], initializers.lecun()
         widths = [max(1, width // 2 ** (3 - level)) for level in range(4)]
-
-        def dense(inputs, outputs):
-            return nnx.Linear(
-                inputs, outputs, kernel_init=initializers.lecun(), dtype=dtype, rngs=rngs
-            )
-
-        self.readout = nnx.List(
-            [dense(2 * width, width) for _ in widths] if self.class_token else []
-        )
+        dense = partial(nnx.Linear, kernel_init=lecun, **values)
+        readouts = 4 if self.class_token else 0
+        self.readout = nnx.List([dense(2 * width, width) for _ in range(readouts)])
         self.project = nnx.List([dense(width, channels) for channels in widths])
         self.resize = nnx.List(
             [
-                Upsampling(widths[0], widths[0], 4, dtype=dtype, rngs=rngs),
-                Upsampling(widths[1], widths[1], 2, dtype=dtype, rngs=rngs),
-                conv(widths[3], widths[3], stride=2, dtype=dtype, rngs=rngs),
+                Upsampling(widths[0], widths[0], 4, **values),
+                Upsampling(widths[1], widths[1], 2, **values),
+                conv(widths[3], widths[3], stride=2, **values),
             ]
         )
-        self.convs = nnx.List(
-            [conv(channels, dim, bias=False, dtype=dtype, rngs=rngs) for channels in widths]
-        )
-        self.fusion = nnx.List(
-            [Fusion(dim, skips=level > 0, dtype=dtype, rngs=rngs) for level in range(4)]
-        )
-        self.fused = conv(dim, dim, dtype=dtype, rngs=rngs)
+        self.convs = nnx.List([conv(channels, dim, bias=False, **values) for channels in widths])
+        self.fusion = nnx.List([Fusion(dim, skips=level > 0, **values) for level in range(4)])
+        self.fused = conv(dim, dim, **values)
         half = max(1, dim // 2)
-        self.halve = conv(dim, half, dtype=dtype, rngs=rngs)
-        self.hidden = conv(half, HIDDEN, dtype=dtype, rngs=rngs)
-        self.classifier = nnx.Linear(
-            HIDDEN, options.bins, kernel_init=initializers.lecun(), rngs=rngs
-        )
+        self.halve = conv(dim, half, **values)
+        self.hidden = conv(half, HIDDEN, **values)
+        self.classifier = nnx.Linear(HIDDEN, options.bins, kernel_init=lecun, rngs=rngs)
 
     def decode(self, layers: Sequence[Layer]) -> jax.Array:
-        """Returns the score of each bin, float32 `[batch, rows, columns, bins]`."""
         pyramid = [
             convolve(x) for convolve, x in zip(self.convs, self._reassembled(layers), strict=True)
         ]
@@ -293,10 +257,7 @@ class DPT(DepthHead):
         return self.classifier(nnx.relu(self.hidden(x)).astype(jnp.float32))
 
     def _reassembled(self, layers: Sequence[Layer]) -> list[jax.Array]:
-        """Returns the levels of the feature pyramid, the finest first.
-
-        The levels differ in their number of channels.
-        """
+        """Returns the levels of the feature pyramid, the finest first; their widths differ."""
         levels = []
         for level, (x, token) in enumerate(layers):
             if token is not None:
@@ -380,11 +341,6 @@ def depth_head(
     """Returns the depth head that a config selects.
 
     Args:
-      options: the section `depth` of the config.
-      model: the image model; it may contain shapes in place of arrays.
       frozen: True if the model is not trained. The model then runs without dropout.
-
-    Raises:
-      UserError: the head does not support the model.
     """
     return _KINDS[options.head](options, model, frozen=frozen, rngs=rngs)

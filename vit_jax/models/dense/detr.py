@@ -18,6 +18,7 @@ from vit_jax.models.attention import attend
 from vit_jax.models.dense.neck import NormedConv, make_neck, places_of
 from vit_jax.models.dense.pyramid import pyramid, widths_of
 from vit_jax.models.image_model import ImageModel
+from vit_jax.models.layers import numbered
 from vit_jax.options.objective import DetectionOptions
 
 HEAD_DIM = 32  # Number of channels of an attention head.
@@ -30,14 +31,11 @@ class DetectionHead(nnx.Module):
     """Head that predicts boxes and class scores of a fixed number of objects.
 
     Args:
-      model: the image model; it may contain shapes in place of arrays.
-      num_classes: number of classes.
       dim: width of the feature pyramid and of the decoder.
       queries: number of predicted objects; at most the number of positions of the pyramid.
       depth: number of decoder layers. 0: there is no decoder, and the head predicts the proposals.
       masks: also predict a mask of each object.
       frozen: True if the model is not trained. The model then runs without dropout.
-      rngs: random keys for initialization.
     """
 
     def __init__(
@@ -59,17 +57,11 @@ class DetectionHead(nnx.Module):
         self.level_embedding = nnx.Embed(levels, dim, rngs=rngs)
         self.propose = Predictor(dim, num_classes, rngs=rngs)
         self.query_norm = nnx.LayerNorm(dim, rngs=rngs)
-        self.layers = nnx.Dict(
-            {f"{layer:02d}": DecoderLayer(dim, num_classes, rngs=rngs) for layer in range(depth)}
-        )
+        self.layers = numbered(DecoderLayer(dim, num_classes, rngs=rngs) for _ in range(depth))
         self.masks = MaskBranch(dim, rngs=rngs) if masks else None
 
     def __call__(
-        self,
-        model: ImageModel,
-        images: jax.Array,
-        rngs: nnx.Rngs | None = None,
-        state: Any = None,
+        self, model: ImageModel, images: jax.Array, rngs: nnx.Rngs | None = None, state: Any = None
     ) -> dict[str, jax.Array]:
         """Returns the proposals, and the predictions after each decoder layer.
 
@@ -124,10 +116,7 @@ def detection_head(
     frozen: bool = False,
     rngs: nnx.Rngs,
 ) -> DetectionHead:
-    """Returns the detection head that a config selects.
-
-    The model may contain shapes in place of arrays.
-    """
+    """Returns the detection head that a config selects."""
     sizes: dict[str, Any] = dict(dim=options.dim, queries=options.queries, depth=options.depth)
     sizes["masks"] = options.masks
     return DetectionHead(model, num_classes, **sizes, frozen=frozen, rngs=rngs)

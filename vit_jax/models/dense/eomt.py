@@ -61,7 +61,6 @@ class EoMT(nnx.Module):
       model: a ViT.
       num_classes: number of classes. The class "no object", which a query may also predict, is not
         counted.
-      queries: number of queries.
       layers: number of layers, at the end of the encoder, that process the queries.
       frozen: True if the model is not trained. The model then runs without dropout.
 
@@ -114,9 +113,6 @@ class EoMT(nnx.Module):
         layers.
 
         Args:
-          images: uint8, or floats in [-1, 1].
-          rngs: random keys, in training.
-          state: unused.
           masking: choice of the queries that attend only within their predicted masks, in training.
             None: no query is restricted.
 

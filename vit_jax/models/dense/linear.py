@@ -18,12 +18,6 @@ class LinearHead(nnx.Module):
 
     The head reads the normalized patches of a ViT, or the last stage of a model with stages.
     Dropout comes before the norm, as in DINOv3's `eval/segmentation/models/heads/linear_head.py`.
-
-    Args:
-      model: the image model.
-      num_classes: number of classes.
-      dropout: dropout rate of channels.
-      frozen: True if the model is not trained. The model then runs without dropout.
     """
 
     def __init__(
@@ -52,11 +46,6 @@ class LinearHead(nnx.Module):
         """Returns a dictionary with the key `scores`: float32 `[batch, rows, columns, classes]`.
 
         In training the dictionary also contains `moments`, the statistics of the batch norm.
-
-        Args:
-          images: uint8, or floats in [-1, 1].
-          rngs: random keys, in training.
-          state: running statistics of the batch norm, in evaluation.
         """
         statistics = Statistics(state if rngs is None else None)
         x = pyramid(model, images, None if self.frozen else rngs)[-1]

@@ -36,8 +36,6 @@ class Upsampling(nnx.Module):
     """A transposed convolution with kernel size equal to the stride, so outputs do not overlap.
 
     Args:
-      channels: number of input channels.
-      dim: number of output channels.
       factor: the stride.
       dtype: dtype of the computation; None: the dtype of the input.
     """
@@ -66,11 +64,6 @@ class SimplePyramid(nnx.Module):
 
     The strides of the levels are 1/4, 1/2, 1 and 2 times the patch size (2203.16527; in detectron2
     `SimpleFeaturePyramid`).
-
-    Args:
-      channels: width of the ViT's tokens.
-      dim: number of channels of each level.
-      rngs: random keys for initialization.
     """
 
     def __init__(self, channels: int, dim: int, *, rngs: nnx.Rngs):
@@ -100,13 +93,7 @@ class SimplePyramid(nnx.Module):
 
 
 class FeaturePyramid(nnx.Module):
-    """A feature pyramid network on the stages of a Swin or a ConvNeXt (Lin et al., 1612.03144).
-
-    Args:
-      channels: number of channels of each stage, the finest first.
-      dim: number of channels of each level of the pyramid.
-      rngs: random keys for initialization.
-    """
+    """A feature pyramid network on the stages of a Swin or a ConvNeXt (Lin et al., 1612.03144)."""
 
     def __init__(self, channels: Sequence[int], dim: int, *, rngs: nnx.Rngs):
         self.project = nnx.List([NormedConv(width, dim, 1, rngs=rngs) for width in channels])
@@ -125,13 +112,7 @@ class FeaturePyramid(nnx.Module):
 
 
 def make_neck(channels: Sequence[int], dim: int, *, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the neck: a `SimplePyramid` for one stage (a ViT), else a `FeaturePyramid`.
-
-    Args:
-      channels: number of channels of each stage of the model, the finest first.
-      dim: number of channels of each level of the pyramid.
-      rngs: random keys for initialization.
-    """
+    """Returns the neck: a `SimplePyramid` for one stage (a ViT), else a `FeaturePyramid`."""
     if len(channels) == 1:
         return SimplePyramid(channels[0], dim, rngs=rngs)
     return FeaturePyramid(channels, dim, rngs=rngs)

@@ -20,12 +20,7 @@ POOLS = (1, 2, 3, 6)  # Pyramid pooling averages over grids of 1x1, 2x2, 3x3 and
 
 
 class ConvNorm(nnx.Module):
-    """A convolution without a bias, followed by a batch norm and a ReLU.
-
-    Args:
-      name: key of the batch norm in `Statistics`.
-      side: side of the convolution's kernel.
-    """
+    """A convolution without a bias, followed by a batch norm and a ReLU."""
 
     def __init__(self, name: str, inputs: int, outputs: int, side: int, *, dtype, rngs: nnx.Rngs):
         # Kaiming initialization by fan-out, as in mmcv's ConvModule.
@@ -55,7 +50,6 @@ class UPerNet(nnx.Module):
     Args:
       model: a model with stages, such as Swin or ConvNeXt; the auxiliary head reads the
         second-to-last stage.
-      num_classes: number of classes.
       dim: number of channels of the head.
       auxiliary_dim: number of channels of the auxiliary head.
       dropout: dropout rate of channels before the classifiers.
@@ -116,11 +110,6 @@ class UPerNet(nnx.Module):
 
         In training the dictionary also contains `auxiliary`, the scores of the auxiliary head, and
         `moments`, the statistics of the batch norms.
-
-        Args:
-          images: uint8, or floats in [-1, 1].
-          rngs: random keys, in training.
-          state: running statistics of the batch norms, in evaluation.
         """
         stages = pyramid(model, images, None if self.frozen else rngs)
         stages = [norm(x) for norm, x in zip(self.stage_norms, stages, strict=True)]

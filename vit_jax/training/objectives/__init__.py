@@ -84,10 +84,7 @@ def make_objective(
     it. The calling code must then assign the frozen model to the result's attribute `frozen`.
 
     Args:
-      config: config of the run.
       model: model to train; may be abstract.
-      rngs: random keys for initialization.
-      steps: number of steps of the run, for schedules.
       frozen: the frozen model that `Objective.teacher_spec` requests, with shapes in place of
         arrays. None: the objective has no frozen model.
 
@@ -114,13 +111,6 @@ def abstract_objective(
     """Creates the config's objective with shapes in place of arrays.
 
     If the objective has a frozen model, the attribute `frozen` of the result is set.
-
-    Args:
-      config: config of the run.
-      model: model to train; may be abstract.
-      steps: number of steps of the run, for schedules.
-      frozen: the frozen model with shapes in place of arrays; None: the objective has none.
-      class_weights: weight of each class in the classification loss; empty: all are 1.
     """
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:

@@ -32,13 +32,7 @@ class BEiT(BlockMasked):
     masked patches.
 
     Args:
-      model: the ViT to train.
       codes: number of the tokenizer's codes.
-      ratio: share of masked patches, rounded to whole patches.
-      rngs: the key for initialization.
-
-    Raises:
-      UserError: `ratio` masks no patch, or all patches.
     """
 
     section: ClassVar = "beit"
@@ -46,12 +40,6 @@ class BEiT(BlockMasked):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the images of a batch: `image`, the student's input, and perhaps `taught`.
-
-        `taught` is the tokenizer's input. It is the same crop as `image`, resized to the
-        tokenizer's image size with a Lanczos filter. If the two sizes are equal, there is no
-        `taught`, and the tokenizer's input is `image`.
-        """
         image, *taught = BlockMasked.views(config)
         return (image, *(view._replace(crop={"interpolation": "lanczos"}) for view in taught))
 
@@ -106,10 +94,8 @@ class BEiT(BlockMasked):
         The accuracy is the share of masked patches whose code is predicted correctly.
 
         Args:
-          model: the ViT.
           batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer needs
             another image size, and the masks from `prepare`.
-          context: per-step context.
         """
         target_tokens = self.masked_tokens(batch)
         logits = self.predict(model, batch, context.rngs)
@@ -137,9 +123,7 @@ class BEiT(BlockMasked):
         """Returns logits of the codes of the masked patches, float32 `[batch, masked, codes]`.
 
         Args:
-          model: the ViT.
           x: all tokens after the last layer, before the final norm, `[batch, tokens, dim]`.
-          batch: batch with masks.
         """
         return self.head(self.read_masked(model, x, batch))
 
@@ -158,12 +142,6 @@ class BEiT(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student and of the tokenizer for one image.
-
-        `training_flops` counts the result three times, because a backward pass costs as much as two
-        forward passes. The tokenizer has no backward pass. Therefore this method divides the
-        multiply-adds of the tokenizer by 3.
-        """
         graphdef, weights = nnx.split(self)
 
         def tokens(weights, batch):

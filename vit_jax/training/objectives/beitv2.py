@@ -34,13 +34,9 @@ class BEiTv2(BEiT):
     Fine-tuning does not use the additional layers.
 
     Args:
-      model: the ViT to train.
-      codes: number of the tokenizer's codes.
-      ratio: share of masked patches, rounded to whole patches.
       early: number of the layer whose patches are aggregated, counted from 1.
       layers: number of aggregation layers; 0: no patch aggregation.
       scheme: initialization of the aggregation layers; None: the model's initialization.
-      rngs: the key for initialization.
 
     Raises:
       UserError: `ratio` masks no patch, or all patches; or the model has no class token, or no
@@ -68,12 +64,6 @@ class BEiTv2(BEiT):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the images of a batch: `image`, the student's input, and perhaps `taught`.
-
-        `taught` is the tokenizer's input. It is the same crop as `image`, resized to the
-        tokenizer's image size. If the two sizes are equal, there is no `taught`, and the
-        tokenizer's input is `image`.
-        """
         return BlockMasked.views(config)
 
     @property
@@ -131,14 +121,6 @@ class BEiTv2(BEiT):
         return tokeniser.count
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns the loss and the metrics of each image, float32 `[batch]`.
-
-        Args:
-          model: the ViT.
-          batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the tokenizer needs
-            another image size, and the masks from `prepare`.
-          context: per-step context.
-        """
         target_tokens = self.masked_tokens(batch)
         logits, *aggregated = self.predict_each(model, batch, context.rngs)
         metrics = {"accuracy": (logits.argmax(-1) == target_tokens).mean(axis=1)}
@@ -178,23 +160,18 @@ class BEiTv2(BEiT):
         Returns all tokens after the last aggregation layer, `[batch, tokens, dim]`.
 
         Args:
-          model: the ViT.
           last: all tokens after the last layer, `[batch, tokens, dim]`. Provides the class token.
           early: all tokens after an earlier layer, `[batch, tokens, dim]`. Provides the patches.
-          rngs: RNGs for dropout.
         """
         positions: dict[str, Any] = model.layer_positions(rngs)
         layers = list(self.layers.values())
-        keys = (
-            [None] * len(layers)
-            if rngs is None
-            else list(jax.random.split(rngs.dropout(), len(layers)))
-        )
+        keys = [None] * len(layers)
+        if rngs is not None:
+            keys = list(jax.random.split(rngs.dropout(), len(layers)))
 
         def call(layer, x, key):
-            return named(
-                "tokens", layer(x, None if key is None else nnx.Rngs(dropout=key), **positions)
-            )
+            layer_rngs = None if key is None else nnx.Rngs(dropout=key)
+            return named("tokens", layer(x, layer_rngs, **positions))
 
         x = jnp.concatenate([last[:, : model.prefix], early[:, model.prefix :]], axis=1)
         return run_layers(call, layers, x, keys, remat=model.options.remat)

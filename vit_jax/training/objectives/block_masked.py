@@ -22,36 +22,8 @@ SMALLEST_BLOCK = 16  # Minimum number of patches of a block, as in BEiT.
 GREY = 127.5
 
 
-class BlockMasked(Objective):
-    """Prediction of a frozen teacher's output for masked patches.
-
-    The teacher's input is the whole image. In the student's input, one learned embedding replaces
-    the embeddings of the masked patches. Masks consist of blocks, and all images have the same
-    number of masked patches. Subclasses implement `predict`.
-
-    Args:
-      model: the ViT to train.
-      ratio: share of masked patches, rounded to whole patches.
-      gradient: factor of the gradient that is passed to the patch embedding; 1: the full gradient.
-      rngs: the key for initialization.
-
-    Raises:
-      UserError: `ratio` masks no patch, or all patches.
-    """
-
-    stem: ClassVar = ("mask",)
-
-    def __init__(self, model: TokenModel, ratio: float, *, gradient: float = 1.0, rngs: nnx.Rngs):
-        self.grid, self.patch, self.patches = model.grid, model.patch_size, math.prod(model.grid)
-        self.gradient = gradient
-        self.masked = round(ratio * self.patches)
-        if not 0 < self.masked < self.patches:
-            raise UserError(
-                f"config.{self.section}.mask_ratio = {ratio:.4g} masks {self.masked} of "
-                f"{self.patches} patches; it must leave some, and mask some"
-            )
-        drawn = model.stack.scheme.token or initializers.cut_normal(0.02)
-        self.mask = nnx.Param(drawn(rngs.params(), (1, 1, model.dim)))
+class PatchTeacher(Objective):
+    """Base class of objectives with a frozen teacher that reads the same crop as the student."""
 
     @staticmethod
     def sees_length(config: RunOptions) -> bool:
@@ -80,6 +52,36 @@ class BlockMasked(Objective):
     def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
         size = config.objective.teacher_size or config.data.image_size
         return random_vit(config, size, num_classes, rngs=rngs)
+
+
+class BlockMasked(PatchTeacher):
+    """Prediction of a frozen teacher's output for masked patches.
+
+    The teacher's input is the whole image. In the student's input, one learned embedding replaces
+    the embeddings of the masked patches. Masks consist of blocks, and all images have the same
+    number of masked patches. Subclasses implement `predict`.
+
+    Args:
+      ratio: share of masked patches, rounded to whole patches.
+      gradient: factor of the gradient that is passed to the patch embedding; 1: the full gradient.
+
+    Raises:
+      UserError: `ratio` masks no patch, or all patches.
+    """
+
+    stem: ClassVar = ("mask",)
+
+    def __init__(self, model: TokenModel, ratio: float, *, gradient: float = 1.0, rngs: nnx.Rngs):
+        self.grid, self.patch, self.patches = model.grid, model.patch_size, math.prod(model.grid)
+        self.gradient = gradient
+        self.masked = round(ratio * self.patches)
+        if not 0 < self.masked < self.patches:
+            raise UserError(
+                f"config.{self.section}.mask_ratio = {ratio:.4g} masks {self.masked} of "
+                f"{self.patches} patches; it must leave some, and mask some"
+            )
+        drawn = model.stack.scheme.token or initializers.cut_normal(0.02)
+        self.mask = nnx.Param(drawn(rngs.params(), (1, 1, model.dim)))
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """Adds a random mask of each image to the batch: `masked`, bool `[batch, patches]`."""
@@ -111,14 +113,11 @@ class BlockMasked(Objective):
         by the most similar unmasked patch of the batch.
 
         Args:
-          batch: batch with masks.
           likeness: similarity of each masked patch to all patches of the batch,
             `[batch, masked, batch * patches]`.
         """
-        positions, pixels = (
-            self.positions(batch),
-            patchify(batch["image"].astype(jnp.float32), self.patch),
-        )
+        positions = self.positions(batch)
+        pixels = patchify(batch["image"].astype(jnp.float32), self.patch)
         likeness = jnp.where(batch["masked"].reshape(-1), -jnp.inf, likeness)
         nearest = pixels.reshape(-1, pixels.shape[-1])[likeness.argmax(-1)]
         filled = (
@@ -129,10 +128,7 @@ class BlockMasked(Objective):
     def read_masked(self, model: TokenModel, x: jax.Array, batch: Batch) -> jax.Array:
         """Returns the masked patches' final representations, `[batch, masked, dim]`.
 
-        Args:
-          model: the ViT.
-          x: all tokens after the last layer, before the final norm, `[batch, tokens, dim]`.
-          batch: batch with masks.
+        `x` contains all tokens after the last layer, before the final norm, `[batch, tokens, dim]`.
         """
         x = x if model.norm is None else model.norm(x)
         return pick(x[:, model.patch_tokens], self.positions(batch))
@@ -165,8 +161,6 @@ def check_same_places(
     Output i of the teacher and patch i of the model must cover the same part of the image.
 
     Args:
-      config: config of the run.
-      model: the ViT.
       what: name of the teacher's outputs for the error message, such as `patches`.
       grid: rows and columns of the teacher's outputs.
       size: height and width of the teacher's images in pixels.

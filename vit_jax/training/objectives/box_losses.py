@@ -3,11 +3,11 @@
 A box is an array of centre x, centre y, width and height, as fractions of the image's sides.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
-
-ALPHA, GAMMA = 0.25, 2.0  # Parameters of the focal loss (Lin et al., 1708.02002).
 
 
 def centred(corners: jax.Array) -> jax.Array:
@@ -33,11 +33,6 @@ def generalized_iou(one: jax.Array, other: jax.Array) -> jax.Array:
     return shared / jnp.maximum(union, 1e-9) - (hull - union) / jnp.maximum(hull, 1e-9)
 
 
-def focal_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Returns the sigmoid focal loss of each logit; the result has the shape of `logits`.
-
-    Args:
-      logits: logits of any shape.
-      targets: 0 or 1 for each logit.
-    """
-    return optax.sigmoid_focal_loss(logits, targets, alpha=ALPHA, gamma=GAMMA)
+# Called with logits and targets (0 or 1) of the same shape; returns the loss of each logit. The
+# parameters are those of Lin et al., 1708.02002.
+focal_losses = functools.partial(optax.sigmoid_focal_loss, alpha=0.25, gamma=2.0)

@@ -5,11 +5,14 @@ The decoder has the architecture of CapPa's decoder (Tschannen et al., 2023; 230
 decoder predicts each token from the earlier tokens, or all tokens in parallel from mask tokens.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.attention import attend
+from vit_jax.models.layers import numbered
 from vit_jax.models.transformer import Attention, Mlp, Stack
 from vit_jax.options.text import TextOptions
 
@@ -39,7 +42,6 @@ class DecoderBlock(nnx.Module):
         """Applies the layer to tokens `[batch, length, dim]`; the result has the same shape.
 
         Args:
-          x: tokens, `[batch, length, dim]`.
           image: encoded patches, `[batch, patches, image_dim]`.
           bias: values added to the self-attention's scores, `[batch, 1, length, length]`, such as
             a causal mask.
@@ -57,10 +59,8 @@ class CaptionDecoder(nnx.Module):
     Args:
       text: arguments of the text encoder. The decoder has the same vocabulary, text length, width
         and number of heads.
-      depth: number of layers.
       image_dim: width of the image encoder's patch tokens.
       end: token that ends a text; tokens after the first end token are padding.
-      rngs: random keys for initialization.
     """
 
     def __init__(self, text: TextOptions, depth: int, image_dim: int, end: int, *, rngs: nnx.Rngs):
@@ -73,20 +73,11 @@ class CaptionDecoder(nnx.Module):
             dtype=jnp.dtype(text.dtype),
         )
         normal = nnx.initializers.normal
+        embed = partial(nnx.Embed, features=text.dim, dtype=stack.dtype, rngs=rngs)
         # The last embedding is the mask token of parallel prediction.
-        self.token_embedding = nnx.Embed(
-            text.vocabulary + 1, text.dim, embedding_init=normal(1.0), dtype=stack.dtype, rngs=rngs
-        )
-        self.position_embedding = nnx.Embed(
-            text.length,
-            text.dim,
-            embedding_init=normal(text.dim**-0.5),
-            dtype=stack.dtype,
-            rngs=rngs,
-        )
-        self.blocks = nnx.Dict(
-            {f"{layer:02d}": DecoderBlock(stack, image_dim, rngs=rngs) for layer in range(depth)}
-        )
+        self.token_embedding = embed(text.vocabulary + 1, embedding_init=normal(1.0))
+        self.position_embedding = embed(text.length, embedding_init=normal(text.dim**-0.5))
+        self.blocks = numbered(DecoderBlock(stack, image_dim, rngs=rngs) for _ in range(depth))
         self.norm = nnx.LayerNorm(text.dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs)
         self.head = nnx.Linear(
             text.dim, text.vocabulary, kernel_init=nnx.initializers.zeros, rngs=rngs
@@ -120,8 +111,6 @@ class CaptionDecoder(nnx.Module):
         Args:
           image: encoded patches, `[batch, patches, image_dim]`.
           tokens: tokens of the captions, int32 `[batch, length]`.
-          parallel: bool `[batch]`. True: all tokens of the caption are predicted in parallel.
-            False: each token is predicted from the tokens before it.
         """
         x = self(image, tokens, parallel)
         ends = tokens == self.end

@@ -109,7 +109,6 @@ class Classification(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the model for one image, as papers count them."""
         return count_multiply_adds(model)
 
 

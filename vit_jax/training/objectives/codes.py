@@ -18,7 +18,6 @@ def frequencies(codes: jax.Array, count: int) -> jax.Array:
 
     Args:
       codes: codes of all grid positions of each image, int32 `[batch, positions]`.
-      count: number of codes.
     """
     rows = jnp.arange(len(codes))[:, None]
     return jnp.zeros((len(codes), count), jnp.float32).at[rows, codes].add(1 / codes.shape[1])

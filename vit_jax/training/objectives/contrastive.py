@@ -31,7 +31,7 @@ from vit_jax.options.run import RunOptions
 from vit_jax.options.text import TextOptions
 from vit_jax.training.objectives.captioning import CaptionDecoder
 from vit_jax.training.objectives.dino import DINO
-from vit_jax.training.objectives.masking import shuffled
+from vit_jax.training.objectives.masking import shuffled, split_keys
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
@@ -64,12 +64,9 @@ class Contrastive(Objective):
     optional.
 
     Args:
-      text: arguments of the text encoder.
-      options: the config's section `contrastive`.
       decoder: the caption decoder; None: no captioning.
       distillation: self-distillation of the image encoder; None: no self-distillation.
       distilled_from: number of updates before self-distillation starts.
-      rngs: random keys for initialization.
 
     Attributes:
       log_every: number of steps over which metrics are averaged.
@@ -111,11 +108,7 @@ class Contrastive(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """A dict with the format of each metric, `share` or `number`.
-
-        The metrics are the accuracy of matching in a batch, the scale of the similarities, the
-        caption loss, and the metrics of self-distillation.
-        """
+        """A dict with the format of each metric, `share` or `number`."""
         found = {"image_to_text": "share", "scale": "number"}
         if self.decoder is not None:
             found["caption_loss"] = "number"
@@ -179,7 +172,11 @@ class Contrastive(Objective):
         if options.patch_dropout:
             _check_keeps_any(model)
         if options.captioning:
-            _check_tokens(model)
+            if not isinstance(model, TokenModel):
+                raise UserError(
+                    "config.contrastive.captioning needs a model with tokens, such as a ViT: set "
+                    "it to 0, or choose such a model"
+                )
             depth = options.decoder_depth or max(1, options.text_depth // 2)
             end = tokenizer_of(options).end
             decoder = CaptionDecoder(text, depth, model.dim, end, rngs=rngs)
@@ -214,9 +211,7 @@ class Contrastive(Objective):
         """
         if "valid" in batch:
             return batch
-        of_patches, of_captions, of_masks = jax.vmap(
-            lambda key: jax.random.split(key, 3), out_axes=1
-        )(keys)
+        of_patches, of_captions, of_masks = split_keys(keys, 3)
         if self.distillation is not None and GLOBAL in batch:
             batch = self.distillation.prepare(batch, of_masks)
         if self.decoder is not None:
@@ -341,10 +336,7 @@ class Contrastive(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Returns the multiply-adds of an image, averaged over the steps of the run.
-
-        Self-distillation runs only in a part of the steps.
-        """
+        """Returns the mean over the run's steps; self-distillation is only in a part of them."""
         if self.distillation is None:
             return super().multiply_adds(model, batch)
         alone = {key: x for key, x in batch.items() if key in ("image", TEXT)} if batch else None
@@ -384,17 +376,7 @@ def _at_most_backward(limit: float, x: jax.Array, gradient: jax.Array) -> tuple[
 _at_most.defvjp(lambda x, limit: (_at_most(x, limit), x), _at_most_backward)
 
 
-def _check_tokens(model: nnx.Module) -> None:
-    """Raises UserError if the model does not output patch tokens, the caption decoder's input."""
-    if not isinstance(model, TokenModel):
-        raise UserError(
-            "config.contrastive.captioning needs a model with tokens, such as a ViT: set it to 0, "
-            "or choose such a model"
-        )
-
-
 def _check_keeps_any(model: nnx.Module) -> None:
-    """Raises UserError if the model does not support patch dropout."""
     if not isinstance(model, TokenModel) or not model.keeps_any or model.options.registers:
         raise UserError(
             "config.contrastive.patch_dropout leaves patches out: it needs a ViT with full "

@@ -42,10 +42,6 @@ class Depth(Objective):
     DINOv2 and DINOv3 instead compute one loss over all pixels of the two images on a GPU.
 
     Pixels of unknown depth and pixels beyond `options.max_depth` are ignored.
-
-    Args:
-      options: the section `depth` of the config.
-      head: the head that predicts depth.
     """
 
     section = "depth"
@@ -165,10 +161,6 @@ def _means(values: jax.Array, known: jax.Array) -> jax.Array:
     """Returns the mean of each image's values over its known pixels, `[batch]`.
 
     The result is 0 for an image without known pixels.
-
-    Args:
-      values: a value for each pixel, `[batch, height, width]`.
-      known: False for pixels to ignore, bool `[batch, height, width]`.
     """
     return jnp.where(known, values, 0).sum((1, 2)) / jnp.maximum(known.sum((1, 2)), 1)
 

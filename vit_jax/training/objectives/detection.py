@@ -20,11 +20,7 @@ from vit_jax.models.dense.detector import LEAST_SCORE, Detections, best_of, corn
 from vit_jax.models.dense.detr import DetectionHead, detection_head
 from vit_jax.models.dense.palette import class_legend
 from vit_jax.options.run import RunOptions
-from vit_jax.training.objectives.box_losses import (
-    centred,
-    focal_losses,
-    generalized_iou,
-)
+from vit_jax.training.objectives.box_losses import centred, focal_losses, generalized_iou
 from vit_jax.training.objectives.mask_losses import (
     Points,
     Targets,
@@ -90,8 +86,6 @@ class Detection(Objective):
     evaluation it is divided by the image's own number of objects, at least 1.
 
     Args:
-      head: the head that predicts the set.
-      num_classes: number of classes.
       points: number of points at which the loss of a mask is computed.
     """
 
@@ -170,12 +164,10 @@ class Detection(Objective):
         these true masks (`overlapped`).
 
         Args:
-          model: the model.
           batch: `image`, and `boxes` float32 `[batch, most, 5]`. A box consists of left, top, right
             and bottom in pixels, and the class. The class is -1 for padding and below -1 for
             crowds. With masks also `instances`, uint8 `[batch, height, width]`: for each pixel, the
             index in `boxes` of the object at this pixel.
-          context: per-step context.
         """
         height, width = batch["image"].shape[1:3]
         sides = jnp.array([width, height, width, height], jnp.float32)
@@ -186,12 +178,7 @@ class Detection(Objective):
         count = counts if context.rngs is None else batch[COUNT]
         masks = self._sampled_masks(predicted, batch)
         terms = jax.vmap(jax.vmap(set_losses), in_axes=(0, 0, None, None, 0, None))(
-            predicted["classes"],
-            predicted["boxes"],
-            targets,
-            labels,
-            predicted.get("masks"),
-            masks,
+            predicted["classes"], predicted["boxes"], targets, labels, predicted.get("masks"), masks
         )
         terms = {name: x.sum(0) / count for name, x in terms.items()}
         each = jnp.stack([WEIGHTS[name] * term for name, term in terms.items()]).sum(0)
@@ -224,10 +211,6 @@ class Detection(Objective):
         """Returns COCO's AP and AP50 of boxes and masks, measured on the evaluation crops.
 
         The metrics are NaN if the split has no objects.
-
-        Args:
-          outputs: `scores`, `classes`, `boxes`, `true`, `overlaps` and `overlapped`: `Loss.outputs`
-            of all images.
         """
         objects, found = self.objects(outputs)
 
@@ -271,10 +254,7 @@ class Detection(Objective):
 
 
 class InstanceSegmentation(Detection):
-    """Detection by a head that also predicts a mask of each object.
-
-    The constructor has the arguments of the base class `Detection`.
-    """
+    """Detection by a head that also predicts a mask of each object."""
 
     metrics: ClassVar = Detection.metrics | {"mask_loss": "number", "dice_loss": "number"}
     split_metrics: ClassVar = Detection.split_metrics | {"mask_ap": "share", "mask_ap50": "share"}
@@ -357,9 +337,7 @@ def _with_masks(
     The quality of a predicted mask is the mean probability of its pixels (`compare_masks`).
 
     Args:
-      outputs: `scores`, `classes` and `boxes` of the detections.
       logits: logits of the predicted masks, `[batch, detections, rows, columns]`.
-      instances: index of the object at each pixel, uint8 `[batch, height, width]`.
       labels: class of each object, `[batch, objects]`; -1 for padding, below -1 for crowds.
 
     Returns:

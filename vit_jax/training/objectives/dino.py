@@ -30,7 +30,7 @@ from vit_jax.options.run import RunOptions
 from vit_jax.training.averages import Momentum, cosine_share, with_weights
 from vit_jax.training.objectives.block_masks import block_masks
 from vit_jax.training.objectives.frozen import TeacherSpec, WithHeads, teacher_of
-from vit_jax.training.objectives.masking import pick
+from vit_jax.training.objectives.masking import pick, split_keys
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
@@ -60,7 +60,6 @@ class TeacherHeads(nnx.Module):
     Args:
       values: options of the section `dino` with which the teacher was trained.
       shapes: shapes of all parameters of the teacher's objective, by path.
-      rngs: the key for initialization.
 
     Raises:
       UserError: the shapes contain no head of `dino`.
@@ -76,12 +75,10 @@ class TeacherHeads(nnx.Module):
                 for path, shape in shapes.items()
                 if path.startswith(start)
             }
+            if not head_shapes:
+                return None
             try:
-                return (
-                    PrototypeHead.of_shapes(head_shapes, values["prototype_lengths"], rngs=rngs)
-                    if head_shapes
-                    else None
-                )
+                return PrototypeHead.of_shapes(head_shapes, values["prototype_lengths"], rngs=rngs)
             except (LookupError, TypeError, ValueError) as error:
                 raise UserError(
                     f"its {name} is not a head of dino ({type(error).__name__}: {error})"
@@ -105,10 +102,8 @@ class DINO(Objective):
     The objective's parameters are the prototype heads and the mask token.
 
     Args:
-      options: the section `dino` of the config.
       model: the model to train. Only its shapes are used, so it may be abstract.
       steps: number of steps of the run, for the schedule of the teacher's momentum.
-      rngs: the key for initialization.
     """
 
     section: ClassVar = "dino"
@@ -190,10 +185,7 @@ class DINO(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """A dict with the format of each metric, `share` or `number`.
-
-        The metrics are indicators of collapse, and the terms of the loss.
-        """
+        """A dict with the format of each metric, `share` or `number`."""
         names = ("spread", "teacher_entropy", "student_entropy", "kl", "prototypes_used")
         parts = {
             "patch_loss": self.patch_weight,
@@ -215,15 +207,8 @@ class DINO(Objective):
         views = [View(count=crops, distort=tuple(large[:crops]))]
         if options.local_crops:
             area, count = tuple(options.local_area), options.local_crops
-            views.append(
-                View(
-                    "local",
-                    count,
-                    options.local_size,
-                    crop={"area": area},
-                    distort=(small,) * count,
-                )
-            )
+            size, small_views = options.local_size, (small,) * count
+            views.append(View("local", count, size, crop={"area": area}, distort=small_views))
         # The Gram teacher's views have no colour distortions.
         if options.gram and options.gram_size:
             views.append(
@@ -263,9 +248,7 @@ class DINO(Objective):
         """
         if not self.patch_weight:
             return batch
-        share_keys, view_keys, block_keys = jax.vmap(
-            lambda key: jax.random.split(key, 3), out_axes=1
-        )(keys)
+        share_keys, view_keys, block_keys = split_keys(keys, 3)
         share = jax.vmap(jax.random.uniform)(share_keys)
         if "valid" not in batch:
             share = (jnp.arange(len(keys)) + share) / len(keys)
@@ -311,10 +294,8 @@ class DINO(Objective):
           model improves.
 
         Args:
-          model: the student.
           batch: `image` uint8 `[batch, views, height, width, channels]`, `local` if there are local
             crops, and the masks from `prepare`.
-          context: per-step context.
         """
         patches, views = bool(self.patch_weight), self.global_crops
         if self.frozen is None:
@@ -379,9 +360,7 @@ class DINO(Objective):
         """Returns a model's image features and normalized patch tokens of each view.
 
         Args:
-          model: student or teacher.
           images: `[batch, views, height, width, channels]`.
-          rngs: RNGs for dropout.
           patches: True: return patch tokens. False: return None in place of patch tokens.
           masked: bool `[batch, views, patches]`. The mask token replaces the embeddings of patches
             that are True.
@@ -414,12 +393,9 @@ class DINO(Objective):
         """Adds the cross-entropy of the local crops to the cross-entropy of the large views.
 
         Args:
-          model: the student.
           targets: the teacher's distributions for large views, `[batch, views, prototypes]`.
           of_pairs: mean cross-entropy over pairs of large views, `[batch]`. If there is only one
             large view, this argument is ignored.
-          batch: batch of images.
-          rngs: RNGs for dropout.
 
         Returns:
           For the loss: the mean cross-entropy over all pairs of a large view (teacher) and another
@@ -443,7 +419,6 @@ class DINO(Objective):
 
         Args:
           logits: the teacher's logits, `[..., prototypes]`.
-          context: per-step context.
           centre: key of the logits' running mean in the state. Only used if the logits are centred
             with the `mean`.
           weights: 1 for valid entries, 0 for padding, `[...]`. Only used by `sinkhorn`.
@@ -465,11 +440,8 @@ class DINO(Objective):
         """Returns the loss of each image's masked patches, and the teacher's logits for centring.
 
         Args:
-          heads: the teacher's heads.
           tokens: the student's normalized patch tokens, `[batch, views, patches, dim]`.
           teacher_tokens: the teacher's normalized patch tokens, of the same shape.
-          batch: batch with masks.
-          context: per-step context.
 
         Returns:
           The mean cross-entropy over an image's masked patches, `[batch]`, and the teacher's logits
@@ -503,16 +475,10 @@ class DINO(Objective):
         squared difference of the two matrices.
 
         Args:
-          model: the student.
           tokens: the student's normalized patch tokens, `[batch, views, patches, dim]`.
-          batch: batch of images.
-          context: per-step context.
         """
-        gram_teacher, images = (
-            with_weights(model, context.state["gram"]),
-            batch.get("gram", batch["image"]),
-        )
-        gram_teacher = gram_teacher.resized(images.shape[-3:-1])
+        images = batch.get("gram", batch["image"])
+        gram_teacher = with_weights(model, context.state["gram"]).resized(images.shape[-3:-1])
         _, teacher_tokens = self.see(gram_teacher, images, patches=True)
         if gram_teacher.grid != self.grid:
             rows, columns = (
@@ -573,12 +539,6 @@ class DINO(Objective):
         return new
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        """Returns a warning with advice on settings if the run has collapsed, else None.
-
-        Args:
-          means: metrics, averaged over the updates since the last log line.
-          update: number of the current update, at most `steps`.
-        """
         if update < self.steps / 20:
             return None
         even = math.log(self.head.count) * NEAR_EVEN
@@ -642,7 +602,6 @@ def _head(
 
 
 def _check_schedules(options: DINOOptions, steps: int) -> None:
-    """Raises UserError if a schedule in the section `dino` is not shorter than the run."""
     keys = ["teacher_temperature_steps", "frozen_prototype_steps"] + ["gram_from"] * bool(
         options.gram
     )
@@ -656,14 +615,7 @@ def _check_schedules(options: DINOOptions, steps: int) -> None:
 
 
 def _check_patches(options: DINOOptions, model: nnx.Module) -> None:
-    """Raises UserError if patches cannot be masked, or cannot share a head with image features.
-
-    If image features and patch tokens share a head, both must have the same width.
-
-    Args:
-      options: the section `dino` of the config.
-      model: the student.
-    """
+    """Raises UserError if patches cannot be masked, or cannot share a head with image features."""
     if not isinstance(model, TokenModel) or not model.embeds_pixels:
         raise UserError(
             f"config.dino.patch_weight = {options.patch_weight} masks patches of "
@@ -705,13 +657,7 @@ def _check_teacher(config: RunOptions, model: nnx.Module, frozen: WithHeads) -> 
 
 
 def _check_grid(start: str, model: nnx.Module, teacher: nnx.Module) -> None:
-    """Raises UserError if patch i of the teacher and of the student cover different pixels.
-
-    Args:
-      start: start of the error message.
-      model: the student.
-      teacher: the frozen teacher.
-    """
+    """Raises UserError if patch i of the teacher and of the student cover different pixels."""
     grid, student_grid = getattr(teacher, "grid", None), model.grid
     pixels = isinstance(teacher, TokenModel) and teacher.embeds_pixels
     if grid != student_grid or not pixels:
@@ -738,11 +684,7 @@ def _check_size(model: nnx.Module, key: str, size: int) -> None:
 
 
 def _width(model: nnx.Module, size: tuple[int, int]) -> int:
-    """Returns the width of the model's features for images of `size`.
-
-    Raises:
-      UserError: the model cannot be resized to `size`.
-    """
+    """Returns the width of the model's features for images of `size`."""
     graphdef, weights = nnx.split(model)
     image = jax.ShapeDtypeStruct((1, *size, model.channels), jnp.uint8)
     features = jax.eval_shape(

@@ -88,12 +88,7 @@ class Distillation(Classification):
         return cls(options.kind, options.teacher_weight, options.temperature, **values_of(config))
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns each image's loss and three metrics.
-
-        The metrics are the student's accuracy, the teacher's accuracy, and whether student and
-        teacher predict the same class. The student's prediction is the top class of the mean of its
-        heads' logits.
-        """
+        """Returns each image's loss and three metrics."""
         heads = model.each_head(batch["image"], context.rngs)
         logits = sum(heads) / len(heads)
         teacher_logits = self.frozen(batch["image"]).astype(jnp.float32)
@@ -120,9 +115,8 @@ class Distillation(Classification):
           teacher_logits: the teacher's logits, `[batch, classes]`.
         """
         if self.kind == "hard":
-            return optax.softmax_cross_entropy_with_integer_labels(
-                logits, teacher_logits.argmax(-1)
-            )
+            targets = teacher_logits.argmax(-1)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         log_probs, teacher_log_probs = (
             jax.nn.log_softmax(x / self.temperature) for x in (logits, teacher_logits)
         )
@@ -133,12 +127,6 @@ class Distillation(Classification):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student and of the teacher for one image.
-
-        `training_flops` counts the result three times, because a backward pass costs as much as two
-        forward passes. The teacher has no backward pass. Therefore this method divides the
-        multiply-adds of the teacher by 3.
-        """
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 
 

@@ -35,10 +35,7 @@ from vit_jax.training.objectives.objective import (
 )
 
 # Keys in the state: the averages of the encoder's parameters and of the decoder's parameters.
-AVERAGE, OWN_AVERAGE = (
-    "average",
-    "own_average",
-)
+AVERAGE, OWN_AVERAGE = "average", "own_average"
 EDGE = 0.1  # A pixel u in [0, 1] becomes 0.8 u + 0.1, because the logits of 0 and 1 are infinite.
 
 
@@ -64,12 +61,6 @@ class DVAE(Objective):
     With `config.optimizer.average`, moving averages of encoder and decoder are evaluated, and
     exported at the end of a run. The objective's parameters are the decoder, which mirrors the
     encoder.
-
-    Args:
-      options: the section `dvae` of the config.
-      model: the encoder to train.
-      average: moving average of the parameters; None: no average.
-      rngs: the key for initialization.
     """
 
     metrics: ClassVar = {"divergence": "number", "error": "number", **METRICS}
@@ -80,16 +71,10 @@ class DVAE(Objective):
         self, options: DVAEOptions, model: Encoder, average: Momentum | None, *, rngs: nnx.Rngs
     ):
         self.average = average
-        self.codes, self.stride, self.channels = (
-            model.num_classes,
-            model.code_stride,
-            model.channels,
-        )
-        self.temperature = (
-            options.temperature,
-            options.temperature_end,
-            options.temperature_steps,
-        )
+        self.codes, self.stride = model.num_classes, model.code_stride
+        self.channels = model.channels
+        first, last = options.temperature, options.temperature_end
+        self.temperature = first, last, options.temperature_steps
         self.weight = options.kl_weight, options.kl_steps
         self.decoder = Decoder(model, rngs=rngs)
 
@@ -127,8 +112,7 @@ class DVAE(Objective):
             raise UserError(
                 "config.finetune.head='new' initializes the codes' scores, but the decoder is of "
                 "the old codes: give config.finetune.head='kept', or "
-                "config.finetune.objective='new' "
-                "too"
+                "config.finetune.objective='new' too"
             )
         return cls(config.dvae, model, average_of(config), rngs=rngs)
 
@@ -141,9 +125,7 @@ class DVAE(Objective):
         code usage.
 
         Args:
-          model: the encoder.
           batch: `image` uint8 `[batch, height, width, channels]`.
-          context: per-step context.
         """
         images = batch["image"]
         scores = model.code_scores(images).astype(jnp.float32)
@@ -169,7 +151,6 @@ class DVAE(Objective):
 
         Args:
           scores: logits of the codes, `[batch, rows, columns, codes]`.
-          context: per-step context.
         """
         if context.rngs is None:
             return self.evaluated_decoder(context).of_codes(scores.argmax(-1))
@@ -226,12 +207,7 @@ class DVAE(Objective):
 
 
 class Decoder(nnx.Module):
-    """Decoder with the encoder's stages in reverse order, and upsampling by 2 between them.
-
-    Args:
-      encoder: the encoder to mirror; may be abstract.
-      rngs: the key for initialization.
-    """
+    """Decoder with the encoder's stages in reverse order, and upsampling by 2 between them."""
 
     def __init__(self, encoder: Encoder, *, rngs: nnx.Rngs):
         widths, blocks = encoder.options.widths[::-1], encoder.options.blocks[::-1]

@@ -28,17 +28,11 @@ class EVA(BlockMasked):
     predicted and true features. Masks consist of blocks, as in BEiT.
 
     Args:
-      model: the ViT to train.
       features: length of the teacher's feature vector of a patch.
-      ratio: share of masked patches, rounded to whole patches.
       of_head: True: the features are outputs of the teacher's head. False: they are the teacher's
         patch tokens, that is, outputs of its method `features` with `dense=True`.
       gradient: factor of the gradient that is passed to the patch embedding; 1: the full gradient.
       head_init: initializer of the head's kernel.
-      rngs: the key for initialization.
-
-    Raises:
-      UserError: `ratio` masks no patch, or all patches.
     """
 
     section: ClassVar = "eva"
@@ -89,10 +83,8 @@ class EVA(BlockMasked):
         """Returns the loss of each image: the mean over its masked patches.
 
         Args:
-          model: the ViT.
           batch: `image` uint8 `[batch, height, width, channels]`, `taught` if the teacher needs
             another image size, and the masks from `prepare`.
-          context: per-step context.
         """
         target_features = pick(self.teacher_features(batch), self.positions(batch))
         cosines = cosine(self.predict(model, batch, context.rngs), target_features).mean(axis=1)
@@ -124,12 +116,6 @@ class EVA(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of the student and of the teacher for one image.
-
-        `training_flops` counts the result three times, because a backward pass costs as much as two
-        forward passes. The teacher has no backward pass. Therefore this method divides the
-        multiply-adds of the teacher by 3.
-        """
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 
 

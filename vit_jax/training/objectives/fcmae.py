@@ -9,7 +9,8 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.convnext import Common, ConvNeXtBlock
-from vit_jax.models.layers import named, run_blocks
+from vit_jax.models.layers import named, numbered, run_blocks
+from vit_jax.options.objective import FCMAEOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels
 from vit_jax.training.objectives.masking import pick, put
@@ -25,36 +26,15 @@ class FCMAE(HiddenPixels):
     The objective's parameters are the decoder: a dense layer, a mask token for hidden patches,
     ConvNeXt V2 blocks over the map of all patches, and another dense layer. All kernels have the
     model's initialization.
-
-    Args:
-      model: the ConvNeXt to train.
-      ratio: share of hidden patches; the number of visible patches is rounded down.
-      normalize_targets: True: each patch's target pixels are normalized by the mean and std of the
-        patch.
-      dim: width of the decoder.
-      blocks: number of the decoder's blocks.
-      rngs: the key for initialization.
-
-    Raises:
-      UserError: `ratio` hides no patch, or all patches.
     """
 
     section: ClassVar = "fcmae"
     made_by: ClassVar = ("decoder_dim", "decoder_blocks")
 
-    def __init__(
-        self,
-        model: nnx.Module,
-        ratio: float,
-        *,
-        dim: int,
-        blocks: int,
-        normalize_targets: bool,
-        rngs: nnx.Rngs,
-    ):
-        side = model.mask_patch_size
+    def __init__(self, model: nnx.Module, options: FCMAEOptions, *, rngs: nnx.Rngs):
+        side, dim = model.mask_patch_size, options.decoder_dim
         grid = model.image_size[0] // side, model.image_size[1] // side
-        super().__init__(grid, side, ratio, normalize_targets)
+        super().__init__(grid, side, options.mask_ratio, options.normalize_targets)
         common = Common(
             grn=True,
             gelu=model.options.gelu,
@@ -65,20 +45,15 @@ class FCMAE(HiddenPixels):
         )
         self.embedding = common.dense(model.options.widths[-1], dim, rngs)
         self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
-        self.blocks = nnx.Dict(
-            {f"{place:02d}": ConvNeXtBlock(dim, common, rngs) for place in range(blocks)}
-        )
+        blocks = options.decoder_blocks
+        self.blocks = numbered(ConvNeXtBlock(dim, common, rngs) for _ in range(blocks))
         outputs = side**2 * model.channels
         self.prediction = common._replace(dtype=jnp.float32).dense(dim, outputs, rngs)
-
-    @staticmethod
-    def sees_length(config: RunOptions) -> bool:
-        return False
 
     @classmethod
     def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "FCMAE":
         check_self_supervised(config)
-        options, side = config.fcmae, model.mask_patch_size
+        side = model.mask_patch_size
         if side is None:
             raise UserError(
                 "config.objective.name='fcmae' excludes patches from convolutions: the model "
@@ -97,14 +72,7 @@ class FCMAE(HiddenPixels):
                 f"not divide images of {height}x{width}: give config.data.image_size a multiple "
                 f"of {side}"
             )
-        return cls(
-            model,
-            options.mask_ratio,
-            dim=options.decoder_dim,
-            blocks=options.decoder_blocks,
-            normalize_targets=options.normalize_targets,
-            rngs=rngs,
-        )
+        return cls(model, config.fcmae, rngs=rngs)
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         visible, hidden = jnp.split(batch["order"], [self.visible], axis=1)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objective, StepContext
 
@@ -36,6 +37,10 @@ class HiddenPixels(Objective):
                 f"{self.patches} patches visible; it must leave some, and hide some"
             )
 
+    @staticmethod
+    def sees_length(config: RunOptions) -> bool:
+        return False
+
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """Adds `order`, int32 `[batch, patches]`, to the batch: a random order of the patches.
 
@@ -47,10 +52,8 @@ class HiddenPixels(Objective):
         """Returns the loss of each image: the mean squared error of its hidden patches' pixels.
 
         Args:
-          model: the encoder.
           batch: `image` uint8 `[batch, height, width, channels]`, and the random order of the
             patches from `prepare`.
-          context: per-step context.
         """
         pixels = patchify(model.normalize(batch["image"]), self.patch)
         targets = pick(pixels, batch["order"][:, self.visible :])

@@ -1,5 +1,6 @@
 """Masked autoencoders (He et al., 2022; 2111.06377): the encoder reads only the visible patches."""
 
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -8,9 +9,10 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
-from vit_jax.models.layers import named, run_layers
+from vit_jax.models.layers import named, numbered, run_layers
 from vit_jax.models.position import sincos2d
 from vit_jax.models.transformer import EncoderBlock, Stack
+from vit_jax.options.objective import MAEOptions
 from vit_jax.options.run import RunOptions
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels
 from vit_jax.training.objectives.masking import check_hides_patches
@@ -26,42 +28,27 @@ class MAE(HiddenPixels):
 
     Args:
       model: the ViT to train. It must add position embeddings at the stem (before the first layer).
-      ratio: share of hidden patches; the number of visible patches is rounded down.
-      normalize_targets: True: each patch's target pixels are normalized by the mean and std of the
-        patch.
-      dim, depth, heads: width, number of layers and number of heads of the decoder. The decoder's
-        MLP has the width 4 `dim`.
-      position: fixed position embedding of the decoder, with the frequencies of MAE
-        (`sincos2d_mae`) or of big_vision (`sincos2d`).
-      rngs: the key for initialization.
+      options: the section `mae` of the config.
 
     Raises:
-      UserError: `ratio` hides no patch or all patches, or the model cannot skip patches.
+      UserError: no patch or all patches are hidden, or the model cannot skip patches.
     """
 
     section: ClassVar = "mae"
     made_by: ClassVar = ("decoder_dim", "decoder_depth", "decoder_heads", "decoder_position")
 
-    def __init__(
-        self,
-        model: nnx.Module,
-        ratio: float,
-        *,
-        dim: int,
-        depth: int,
-        heads: int,
-        position: str,
-        normalize_targets: bool,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, model: nnx.Module, options: MAEOptions, *, rngs: nnx.Rngs):
         if not model.keeps_any:
             raise UserError(
                 "config.objective.name='mae' leaves patches out: it needs model.attention='full' "
                 "and model.position='sincos2d_mae', 'sincos2d', '1d' or '2d' at the stem, "
                 "without rope"
             )
-        super().__init__(model.grid, model.patch_size, ratio, normalize_targets)
-        self.position = position
+        super().__init__(
+            model.grid, model.patch_size, options.mask_ratio, options.normalize_targets
+        )
+        self.position = options.decoder_position
+        dim, heads = options.decoder_dim, options.decoder_heads
         if dim % heads or dim % 4:
             raise UserError(
                 f"config.mae.decoder_dim = {dim} must be divisible by 4 and by "
@@ -73,33 +60,18 @@ class MAE(HiddenPixels):
         self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
         scheme = initializers.SCHEMES["mae"]
         stack = Stack(dim, heads, 4 * dim, gelu="erf", epsilon=epsilon, scheme=scheme, dtype=dtype)
-        self.blocks = nnx.Dict(
-            {f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(depth)}
-        )
+        depth = options.decoder_depth
+        self.blocks = numbered(EncoderBlock(stack, rngs=rngs) for _ in range(depth))
         self.norm = nnx.LayerNorm(dim, epsilon=epsilon, **values)
         outputs = self.patch**2 * model.channels
         self.prediction = nnx.Linear(
             dim, outputs, kernel_init=initializers.xavier(), dtype=jnp.float32, rngs=rngs
         )
 
-    @staticmethod
-    def sees_length(config: RunOptions) -> bool:
-        return False
-
     @classmethod
     def make(cls, config: RunOptions, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "MAE":
         check_hides_patches(config, model)
-        options = config.mae
-        return cls(
-            model,
-            options.mask_ratio,
-            dim=options.decoder_dim,
-            depth=options.decoder_depth,
-            heads=options.decoder_heads,
-            position=options.decoder_position,
-            normalize_targets=options.normalize_targets,
-            rngs=rngs,
-        )
+        return cls(model, config.mae, rngs=rngs)
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         visible, hidden = jnp.split(batch["order"], [self.visible], axis=1)
@@ -118,21 +90,9 @@ class MAE(HiddenPixels):
             return named("tokens", block(x, read=read))
 
         *blocks, last = self.blocks.values()
-        x = run_layers(
-            call,
-            blocks,
-            x,
-            [None] * len(blocks),
-            remat=model.options.remat,
-            scan=model.options.scan,
-        )
-        x = run_layers(
-            lambda *inputs: call(*inputs, read=hidden.shape[1]),
-            [last],
-            x,
-            [None],
-            remat=model.options.remat,
-        )
+        run = partial(run_layers, remat=model.options.remat)
+        x = run(call, blocks, x, [None] * len(blocks), scan=model.options.scan)
+        x = run(partial(call, read=hidden.shape[1]), [last], x, [None])
         return self.prediction(self.norm(x))
 
 

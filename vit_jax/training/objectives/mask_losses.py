@@ -70,7 +70,6 @@ def draw_points(key: jax.Array, points: int) -> Points:
     """Draws random points of one image.
 
     Args:
-      key: random key of the image.
       points: number of points at which the loss of a mask is computed. More points are drawn, as
         candidates.
     """
@@ -153,7 +152,6 @@ def matching_costs(
       classes: class logits, `[queries, classes + 1]`; the last class means no object.
       targets: true masks of the image.
       points: points at which masks are compared, `[points, 2]`.
-      weights: weights of the costs.
     """
     of_masks, of_dice = pair_losses(sample(masks, points), sample_targets(targets, points))
     of_classes = -jax.nn.softmax(classes)[:, targets.labels].T
@@ -265,10 +263,7 @@ def set_losses(
     Args:
       masks: mask logits, `[batch, queries, rows, columns]`.
       classes: class logits, `[batch, queries, classes + 1]`; the last class means no object.
-      targets: true masks, with a batch axis.
-      points: random points of each image, with a batch axis.
       count: number of masks by which the mask losses of an image are divided, `[batch]`.
-      weights: weights of the losses.
     """
     costs = jax.vmap(matching_costs, (0, 0, 0, 0, None))(
         masks, classes, targets, points.matched, weights

@@ -20,6 +20,7 @@ from vit_jax.training.objectives.masking import (
     pick,
     put,
     shuffled,
+    split_keys,
     unpatchify,
 )
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objective, StepContext
@@ -28,10 +29,7 @@ LEVELS = 8  # Number of levels of each colour channel: 3 bits.
 COLORS = LEVELS**3
 # The first 80 % of the corrupted patches get the learned embedding. The next 10 % get the embedding
 # of another patch. The last 10 % stay unchanged.
-MASKED, REPLACED = (
-    0.8,
-    0.9,
-)
+MASKED, REPLACED = 0.8, 0.9
 
 
 class MaskedPatch(Objective):
@@ -42,13 +40,11 @@ class MaskedPatch(Objective):
     learned embedding and a linear head.
 
     Args:
-      model: the ViT to train.
       ratio: share of corrupted patches, rounded to whole patches.
       target: the prediction target of a patch. `color`: the patch's mean colour with 3 bits per
         channel, one of 512 classes. `cells`: the patch is divided into 4 x 4 cells, and the mean
         colour of each cell is one of 512 classes. `pixels`: all pixels, with the squared error as
         the loss.
-      rngs: the key for initialization.
 
     Raises:
       UserError: `ratio` corrupts no patch or all patches, or the patches cannot be divided into
@@ -99,10 +95,7 @@ class MaskedPatch(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """A dict with the format of each metric.
-
-        The only metric is `patch_accuracy`. For the target `pixels` there is no metric.
-        """
+        """The only metric is `patch_accuracy`; for the target `pixels` there is no metric."""
         return {"patch_accuracy": "share"} if self.target in CELLS else {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
@@ -116,9 +109,7 @@ class MaskedPatch(Objective):
             embedding is the encoder's input at this position. -1: the learned embedding. Patches
             that are not corrupted have their own index.
         """
-        order_keys, kind_keys, other_keys = jax.vmap(
-            lambda key: jax.random.split(key, 3), out_axes=1
-        )(keys)
+        order_keys, kind_keys, other_keys = split_keys(keys, 3)
         order = shuffled(order_keys, self.patches)
         chosen = jnp.argsort(order, axis=1) < self.corrupted
         kind = jax.vmap(lambda key: jax.random.uniform(key, (self.patches,)))(kind_keys)
@@ -140,9 +131,7 @@ class MaskedPatch(Objective):
         returned: the accuracy over the image's corrupted patches.
 
         Args:
-          model: the ViT.
           batch: `image` uint8 `[batch, height, width, 3]`, and the entries from `prepare`.
-          context: per-step context.
         """
         predicted, targets = self.predict(model, batch, context.rngs), self.targets(batch["image"])
         targets = pick(targets, batch["corrupted"])

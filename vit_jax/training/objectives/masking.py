@@ -14,8 +14,6 @@ def check_hides_patches(config: RunOptions, model: nnx.Module, does: str = "hide
     """Raises UserError if the model or the config does not support hidden patches.
 
     Args:
-      config: config of the run.
-      model: model to train.
       does: verb for the error message, such as `hides`.
     """
     check_self_supervised(config)
@@ -55,6 +53,11 @@ def shuffled(keys: jax.Array, patches: int) -> jax.Array:
     return jnp.argsort(noise, axis=1)
 
 
+def split_keys(keys: jax.Array, count: int) -> jax.Array:
+    """Splits the random key of each image into `count` keys, `[count, batch]`."""
+    return jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys)
+
+
 def pick(x: jax.Array, positions: jax.Array) -> jax.Array:
     """Gathers tokens of each image: `x[i, positions[i]]` for image i, `[batch, picked, dim]`.
 
@@ -67,8 +70,6 @@ def pick(x: jax.Array, positions: jax.Array) -> jax.Array:
 
 def put(x: jax.Array, positions: jax.Array, rows: jax.Array) -> jax.Array:
     """Replaces tokens of each image: `x[i, positions[i]] = rows[i]` for image i.
-
-    This is the inverse of `pick`.
 
     Args:
       x: tokens, `[batch, tokens, dim]`.

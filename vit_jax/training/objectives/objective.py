@@ -89,7 +89,6 @@ def in_format(value: float, format: str, digits: int = 2) -> str:
     """Formats a metric.
 
     Args:
-      value: value of the metric.
       format: `share`: in percent, with `digits` decimals. `number`: as a number.
       digits: number of decimals of a percentage.
     """
@@ -168,10 +167,8 @@ class Objective(nnx.Module):
         the frozen model. The calling code assigns it to the attribute `frozen` of the result.
 
         Args:
-          config: config of the run.
           model: model to train; may be abstract.
           steps: length of the run, for schedules.
-          rngs: the key for initialization.
 
         Raises:
           UserError: the objective is not compatible with the model or other values of the config.
@@ -206,16 +203,7 @@ class Objective(nnx.Module):
 
     @classmethod
     def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns a small untrained teacher for smoke tests, in place of `teacher_spec`'s model.
-
-        Args:
-          config: config of the run.
-          num_classes: number of the data's classes.
-          rngs: the key for initialization.
-
-        Raises:
-          UserError: the objective has no untrained teacher.
-        """
+        """Returns a small untrained teacher for smoke tests, in place of `teacher_spec`'s model."""
         raise UserError(
             f"config.objective.teacher='random' is unsupported with config.objective.name="
             f"{config.objective.name!r}: give a checkpoint"
@@ -271,7 +259,6 @@ class Objective(nnx.Module):
         """Adds random values of each image, such as masks, to the batch.
 
         Args:
-          batch: batch of images.
           keys: a random key for each image, `[batch]`.
         """
         return batch
@@ -280,21 +267,13 @@ class Objective(nnx.Module):
         raise NotImplementedError
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Computes metrics over a whole split, with the names in `split_metrics`.
-
-        Args:
-          outputs: `Loss.outputs` of all readable images of the split.
-        """
+        """Computes metrics over a whole split, with the names in `split_metrics`."""
         return {}
 
     def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
         """Returns the legend of `pictures`, a dict from labels to HTML colours.
 
         A label is a text, such as a class name.
-
-        Args:
-          outputs: `Loss.outputs` of the images.
-          class_names: names of the data's classes.
         """
         return {}
 
@@ -373,7 +352,6 @@ def check_self_supervised(
     """Raises UserError if the config has values that an objective without labels does not support.
 
     Args:
-      config: config of the run.
       averages: True if the objective supports a moving average of the parameters for evaluation.
       all_trained: True if the objective can only train all parameters of the model.
     """

@@ -59,7 +59,7 @@ def sigmoid_losses(
       mesh: devices over which the batch is split; None: the batch is not split.
     """
     negatives, most, equal = _all_as_negatives(mesh, *pairs, bias)
-    positive_logits = pairs.scale * _own_similarities(pairs) + bias
+    positive_logits = pairs.scale * (pairs.images * pairs.texts).sum(axis=-1) + bias
     # `_all_as_negatives` counts an image's own text as a negative, too, with the loss softplus(x).
     # As a positive, its loss is softplus(-x) = softplus(x) - x, so x is subtracted.
     return negatives - positive_logits, _matched(positive_logits, most, equal)
@@ -70,11 +70,6 @@ def _matched(positive_logits: jax.Array, most: jax.Array, equal: jax.Array) -> j
 
     If n texts have the largest logit, such as n equal captions, the accuracy is 1/n. This is the
     probability of a correct choice if one of them is chosen at random.
-
-    Args:
-      positive_logits: logit of each image and its own text, float32 `[batch]`.
-      most: largest logit of each image, float32 `[batch]`.
-      equal: number of texts with that logit, float32 `[batch]`.
     """
     positive_logits, most, equal = jax.lax.stop_gradient((positive_logits, most, equal))
     return jnp.where(positive_logits >= _about(most), 1 / equal, 0)
@@ -84,9 +79,6 @@ def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the largest logit of each image, and the number of texts with this logit.
 
     Both results are `[images]`.
-
-    Args:
-      logits: logits of each image with each text, `[images, texts]`.
     """
     most = logits.max(axis=1)
     return most, (logits >= _about(most)[:, None]).sum(axis=1, dtype=jnp.float32)
@@ -97,19 +89,12 @@ def _about(most: jax.Array) -> jax.Array:
 
     Because of rounding errors, equal logits may differ. A logit counts as equal if it is smaller
     than the largest logit by a relative difference of at most 1e-5.
-
-    Args:
-      most: largest logit of each image, `[images]`.
     """
     return most - 1e-5 * jnp.abs(most)
 
 
 def _similarities(images: jax.Array, texts: jax.Array) -> jax.Array:
     return jnp.matmul(images, texts.T, precision="highest")
-
-
-def _own_similarities(pairs: Pairs) -> jax.Array:
-    return (pairs.images * pairs.texts).sum(axis=-1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -177,7 +162,6 @@ def _split(mesh: Mesh | None, call: Callable, inputs: tuple, outputs: tuple) -> 
 
     Args:
       mesh: mesh of devices; None: `call` itself is returned.
-      call: function to run.
       inputs: for each argument of `call`, 1 if its batch axis is split over the devices, else 0.
       outputs: for each result of `call`, 1 if its batch axis is split over the devices, else 0.
     """
@@ -203,11 +187,6 @@ def _around(mesh: Mesh | None, block: Callable, totals, moving):
     Args:
       mesh: mesh of devices; None: `block` is called once.
       block: function `(totals, moving) -> (totals, moving)`.
-      totals: initial sums of this device, which stay on this device.
-      moving: first block of this device.
-
-    Returns:
-      The final `totals` and `moving` of this device.
     """
     if mesh is None:
         return block(totals, moving)

@@ -43,8 +43,6 @@ def teacher_patch_features(teacher: ImageModel, batch: Batch, of_head: bool) -> 
     """Returns the teacher's patch features for a batch, float32 `[batch, patches, features]`.
 
     Args:
-      teacher: the frozen model.
-      batch: batch of images.
       of_head: True: return the outputs of the teacher's head, applied to each patch token. False:
         return the patch tokens, that is, the output of the method `features` with `dense=True`.
     """

@@ -21,13 +21,9 @@ class PrototypeHead(nnx.Module):
     The output of the MLP is scaled to unit L2 norm first.
 
     Args:
-      features: width of the input.
-      hidden: width of the MLP.
       bottleneck: width of the MLP's output, and of a prototype.
-      prototypes: number of prototypes.
       lengths: L2 norm of the prototypes. `one`: the norm is 1. `learned`: the norm of each
         prototype is a parameter, initially 1. `free`: prototypes are not normalized.
-      rngs: the key for initialization.
     """
 
     def __init__(
@@ -78,9 +74,6 @@ class PrototypeHead(nnx.Module):
 
         The logits are dot products of the MLP's output, scaled to unit L2 norm, with the
         prototypes. If the prototypes have unit norm, too, the logits are cosine similarities.
-
-        Args:
-          x: input of the MLP, `[..., features]`; need not be normalized.
         """
         x = x.astype(jnp.float32)
         for index, layer in self.layers.items():
@@ -106,7 +99,6 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
       logits: logits, already divided by the temperature, `[samples, prototypes]`.
       weights: 1 for a sample, 0 for padding, `[samples]`. Padding does not influence the samples,
         and the distribution of padding is zero.
-      iterations: number of iterations.
     """
     real = weights > 0
     plan = jnp.where(real[:, None], logits, -jnp.inf)
@@ -143,10 +135,6 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
 
 def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
     """Returns 1 for an image if its own second view is nearest to its first view, else 0.
-
-    The first view is compared with the second views of all images of the batch or micro-batch. The
-    accuracy by chance is 1 / (number of images). The metric resembles k-NN accuracy, but needs no
-    labels.
 
     Args:
       x: features of two views, scaled to unit L2 norm, `[batch, 2, features]`.

@@ -49,12 +49,6 @@ class Segmentation(Objective):
       as in mmsegmentation and DINOv3. In training, UPerNet adds the loss of its auxiliary head.
     - EoMT: the loss of a set of masks (`mask_losses.py`). In training, EoMT predicts masks before
       each layer with queries and after the last layer. The losses of these predictions are added.
-
-    Args:
-      options: the section `segmentation` of the config.
-      head: the head that predicts classes of pixels or masks.
-      classes: number of classes.
-      steps: length of the run in steps.
     """
 
     section = "segmentation"
@@ -70,7 +64,10 @@ class Segmentation(Objective):
         self.classes, self.steps = classes, steps
         self.auxiliary_weight = options.auxiliary_weight
         self.masked = tuple(options.masked_until), tuple(options.unmasked_from)
-        self.points, self.weights = options.points, _weights(options)
+        self.points = options.points
+        self.weights = Weights(
+            options.mask_weight, options.dice_weight, options.class_weight, options.no_object_weight
+        )
 
     @staticmethod
     def sees_length(config: RunOptions) -> bool:
@@ -124,9 +121,7 @@ class Segmentation(Objective):
         class (`class_areas`). In evaluation `over_split` sums them over the images of a split.
 
         Args:
-          model: the model.
           batch: `image`, and `mask` uint8 `[batch, height, width]`, the class of each pixel.
-          context: per-step context.
         """
         images, mask, more = batch["image"], batch[MASK], {}
         if isinstance(self.head, EoMT):
@@ -211,8 +206,6 @@ class Segmentation(Objective):
         """Returns EoMT's loss of each image, `[batch]`, summed over the predictions of all layers.
 
         Args:
-          outputs: the outputs of `EoMT`: `masks` and `classes` of each prediction.
-          batch: batch with masks.
           training: True: divide mask losses by the batch's mean number of masks per image. False:
             divide them by the image's own number of masks.
         """
@@ -227,12 +220,6 @@ class Segmentation(Objective):
         masks, classes = outputs["masks"], outputs["classes"]
         numbers = jnp.arange(1, len(masks) + 1)
         return jax.lax.map(losses, (numbers, masks, classes)).sum(0)
-
-
-def _weights(options: SegmentationOptions) -> Weights:
-    return Weights(
-        options.mask_weight, options.dice_weight, options.class_weight, options.no_object_weight
-    )
 
 
 def _keys(batch: Batch, number: jax.Array | int) -> jax.Array:

@@ -10,22 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, initializers
 from vit_jax.models.image_model import ImageModel, TokenModel
-from vit_jax.models.layers import named, run_layers
+from vit_jax.models.layers import named, numbered, run_layers
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.models.position import PositionEmbedding
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
 from vit_jax.options.objective import VQKDOptions
 from vit_jax.options.run import RunOptions
-from vit_jax.training.objectives.block_masked import BlockMasked
+from vit_jax.training.objectives.block_masked import PatchTeacher
 from vit_jax.training.objectives.codebook import codes_after, k_means, means_of_codes, nearest
 from vit_jax.training.objectives.codes import METRICS, dead_codes, usage_after, usage_metrics
-from vit_jax.training.objectives.frozen import TeacherSpec
 from vit_jax.training.objectives.masking import check_hides_patches, patchify, unpatchify
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Objective, StepContext
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, StepContext
 from vit_jax.training.objectives.patch_teacher import (
     cosine,
     features_of_teacher,
@@ -56,12 +54,8 @@ class Decoder(nnx.Module):
     """ViT whose input is codes, with a class token and learned position embeddings.
 
     Args:
-      code_dim: width of a code.
-      features: number of output features for each patch.
-      grid: rows and columns of patches.
       dim, depth, heads: width, number of layers and number of heads. The MLP has the width 4 `dim`.
       model: the encoder. The decoder has the encoder's dtype, `remat` and `scan`.
-      rngs: the key for initialization.
     """
 
     def __init__(
@@ -84,11 +78,9 @@ class Decoder(nnx.Module):
         )
         self.cls = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
         self.positions = PositionEmbedding("1d", grid, 1, dim, rngs)
-        blocks = {}
-        for layer in range(depth):
-            layer_stack = dataclasses.replace(stack, scheme=scheme.of_layer(layer, depth, False))
-            blocks[f"{layer:02d}"] = EncoderBlock(layer_stack, rngs=rngs)
-        self.blocks = nnx.Dict(blocks)
+        schemes = (scheme.of_layer(layer, depth, False) for layer in range(depth))
+        stacks = (dataclasses.replace(stack, scheme=scheme) for scheme in schemes)
+        self.blocks = numbered(EncoderBlock(stack, rngs=rngs) for stack in stacks)
         self.norm = make_norm(dim, stack, rngs)
         self.out = TanhMlp(dim, features, rngs=rngs)
         self.remat, self.scan = model.options.remat, model.options.scan
@@ -119,7 +111,6 @@ class Tokeniser(nnx.Module):
     Args:
       values: options of the section `vqkd` with which the tokenizer was trained.
       shapes: shapes of the objective's parameters and state, by path.
-      rngs: the key for initialization.
 
     Raises:
       UserError: the shapes do not belong to a `vqkd` run.
@@ -129,10 +120,8 @@ class Tokeniser(nnx.Module):
         self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, rngs: nnx.Rngs
     ):
         try:
-            inputs, outputs = (
-                shapes["projection/hidden/kernel"][0],
-                shapes["projection/out/kernel"][1],
-            )
+            inputs = shapes["projection/hidden/kernel"][0]
+            outputs = shapes["projection/out/kernel"][1]
             codes, dim = shapes["codebook"]
         except (LookupError, TypeError, ValueError) as error:
             raise UserError(
@@ -160,7 +149,7 @@ class Tokeniser(nnx.Module):
         return nearest(unit(self.projection(patches)), self.codebook[...])
 
 
-class VQKD(Objective):
+class VQKD(PatchTeacher):
     """Quantization of patches to codebook entries, trained to predict a teacher's features.
 
     The model's output of each patch is projected to a vector with few dimensions and unit norm. The
@@ -173,13 +162,10 @@ class VQKD(Objective):
     k-means on the batch initializes the codes, and they are updated for the first time.
 
     Args:
-      options: the section `vqkd` of the config.
-      model: the ViT to train, the encoder.
       features: length of the teacher's feature vector of a patch.
       of_head: True: the features are outputs of the teacher's head. False: they are the teacher's
         patch tokens, that is, outputs of its method `features` with `dense=True`.
       seed: random seed of k-means, and of the new values of dead codes.
-      rngs: the key for initialization.
 
     Raises:
       UserError: the decoder's width is not divisible by its number of heads.
@@ -220,22 +206,6 @@ class VQKD(Objective):
             model=model,
             rngs=rngs,
         )
-
-    @staticmethod
-    def sees_length(config: RunOptions) -> bool:
-        return False
-
-    @staticmethod
-    def views(config: RunOptions) -> tuple[View, ...]:
-        return BlockMasked.views(config)
-
-    @staticmethod
-    def teacher_spec(config: RunOptions) -> TeacherSpec:
-        return BlockMasked.teacher_spec(config)
-
-    @classmethod
-    def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
-        return BlockMasked.random_teacher(config, num_classes, rngs)
 
     @classmethod
     def make(
@@ -290,7 +260,6 @@ class VQKD(Objective):
         return {"codebook": codes, "usage": usage}
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        """Returns a warning with advice on settings if most codes are unused, else None."""
         return dead_codes(means, update, REMEDY)
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
@@ -301,17 +270,14 @@ class VQKD(Objective):
         the recent code usage.
 
         Args:
-          model: the encoder.
           batch: `image` uint8 `[batch, height, width, channels]`, and `taught` if the teacher needs
             another image size.
-          context: per-step context.
         """
         x = self.project(model, batch["image"], context.rngs)
         indices, codes = self.quantise(x, context.state["codebook"])
         teacher_features = teacher_patch_features(self.frozen, batch, self.of_head)
-        cosines = cosine(self.decoder(x + jax.lax.stop_gradient(codes - x)), teacher_features).mean(
-            axis=1
-        )
+        predicted = self.decoder(x + jax.lax.stop_gradient(codes - x))
+        cosines = cosine(predicted, teacher_features).mean(axis=1)
         distances = jnp.square(x - codes).mean(axis=(1, 2))
         metrics = {"cosine": cosines, "code_distance": distances}
         metrics |= usage_metrics(context.state["usage"], len(x))
@@ -361,12 +327,6 @@ class VQKD(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Counts the multiply-adds of encoder, decoder, teacher and code search for one image.
-
-        `training_flops` counts the result three times, because a backward pass costs as much as two
-        forward passes. The teacher and the search for the nearest codes have no backward pass.
-        Therefore this method divides the multiply-adds of these two by 3.
-        """
         graphdef, weights = nnx.split((model, self))
 
         def decoded(weights, images):

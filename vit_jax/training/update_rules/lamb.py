@@ -4,17 +4,11 @@ from collections.abc import Callable
 
 import optax
 
-from vit_jax.options.optimizer import OptimizerOptions
 from vit_jax.training.update_rules import adam
 
-
-def update_rule(config: OptimizerOptions) -> optax.GradientTransformation:
-    """Returns LAMB's first stage, which is Adam's update rule.
-
-    The optimizer adds weight decay to Adam's update. Then LAMB's second stage, `to_length`, scales
-    the update of each array to the norm of the array.
-    """
-    return adam.update_rule(config)
+# The optimizer adds weight decay to Adam's update. Then LAMB's second stage, `to_length`, scales
+# the update of each array to the norm of the array.
+update_rule = adam.update_rule
 
 
 def to_length(decays: Callable[[dict], dict] | None) -> optax.GradientTransformation:
