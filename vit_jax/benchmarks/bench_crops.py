@@ -47,6 +47,7 @@ def measure(configs: Mapping[str, RunOptions], slices: Sequence[str], images: in
       configs: the config of DINO's training step for each ViT, by the ViT's name. The supervised
         step trains the same ViT.
       slices: chip and topology, such as `v5e:2x2`.
+      images: images per device.
     """
     columns = {"TFLOP a device": ".2f", "FLOPs to the first": ".2f"}
     columns |= {"M cycles (estimated)": ".1f", "cycles to the first": ".2f", "GiB": ".2f"}

@@ -119,7 +119,8 @@ def trained_models(
 ) -> dict[tuple[str, int], int]:
     """Returns the batch size of each (model, image size) that `measure` times.
 
-    The models of `TRAINED` are the default, and so are their batch and image sizes.
+    If `models` is empty, these are the models of `TRAINED`. `images` (the batch size) and
+    `image_size` apply to all models; None: as in `TRAINED`.
     """
     trained = {key: count for key, count in TRAINED.items() if not models or key[0] in models}
     known = {model for model, _ in TRAINED}

@@ -54,6 +54,7 @@ def measure(
     All programs compute logits from uint8 images. They run in turns; the results are medians.
 
     Args:
+      images: batch size per device.
       against: libraries in `PEERS` to compare with.
       dtype: dtype of our computation. None: float32 on a CPU, bfloat16 on other devices, as in the
         other libraries.
@@ -274,7 +275,10 @@ def largest_batch(memory: Callable[[int], int], limit: float) -> int:
 
 
 def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
-    """Draws a panel for each quantity, with a line by image size for each program."""
+    """Draws a panel for each quantity; `panels` are values by quantity, program and image size.
+
+    The x-axis is the image size. A panel contains a line for each program.
+    """
     import matplotlib
 
     matplotlib.use("agg")

@@ -84,6 +84,7 @@ def measure(
 
     Args:
       slices: chips and topologies, such as `v5e:2x2`.
+      images: images per device.
       checkouts: folder with the projects' checkouts.
       operations: number of the most expensive operations to print of each program.
     """
@@ -144,7 +145,10 @@ def compile_peers(
 
 
 def row(table: Table, program: Program, ours: Compiled | None = None) -> None:
-    """Adds a program's row to the first table. `ours` None: the program is ours."""
+    """Adds a row to the first table, which compares a program with our program, `ours`.
+
+    `ours` None: `program` is our program.
+    """
     name, compiled, where, least = program
     memory = compiled.memory.temporaries / GIB
     values, ratios = ("does not fit", None, memory, None, None), (None, None)

@@ -52,6 +52,7 @@ def measure(
     The steps take turns; the results are medians.
 
     Args:
+      images: images per device.
       against: projects to compare with; timm needs no checkout.
       checkouts: folder with the projects' checkouts.
       dtype: dtype of the computation; timm's is fixed. None: float32 on a CPU, bfloat16 on other
@@ -89,6 +90,7 @@ def compare(
     Args:
       steps: name and changed config values of each step, such as `{"supervised": {}, "mae":
         {"objective.name": "mae"}}`. All steps are compared with the first one.
+      images: images per device.
       dtype: dtype of the computation; None: float32 on a CPU, bfloat16 on other devices.
       seconds: time for which each step runs in a turn.
     """

@@ -141,6 +141,7 @@ def make_step(
       checkout: folder with the project's checkout.
       option: arguments of the variant, from `Peer.options`.
       size: image size in pixels.
+      batch: batch size on all devices.
     """
     model = PEERS[peer].make(checkout, name, dtype, **option)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))

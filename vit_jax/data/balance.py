@@ -55,9 +55,11 @@ def class_weights(labels: np.ndarray, kind: str) -> tuple[float, ...]:
 
 
 def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -> BalancedOrder:
-    """Returns an endless training order in which classes are balanced by `kind`, `sqrt` or `full`.
+    """Returns an endless training order in which classes are balanced.
 
-    An image is sampled `repeats` times in succession (repeated augmentation).
+    With `kind` `sqrt`, a class is sampled in proportion to the square root of its number of images.
+    With `full`, all classes are sampled equally often. `labels` are the class of each image. An
+    image is sampled `repeats` times in succession (repeated augmentation).
     """
     members, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
     counts = counts[counts > 0]
@@ -69,7 +71,10 @@ def balanced_order(labels: np.ndarray, kind: str, seed: int, repeats: int = 1) -
 
 
 def known_counts(source: Source) -> np.ndarray | None:
-    """Returns the number of images per class. None: unknown, or an image lacks a single label."""
+    """Returns the number of images of each class, `[classes]`.
+
+    The result is None if the labels are unknown, or if not every image has exactly one label.
+    """
     table = source.known_labels()
     if table is None or not len(table) or ((table >= 0).sum(axis=1) != 1).any():
         return None
@@ -82,7 +87,7 @@ def inequality(counts: np.ndarray | None) -> float:
 
 
 def note_of(source: Source) -> str | None:
-    """Returns a note for the user on unequal classes; None if the ratio is at most `NOTED`."""
+    """Returns a note on unequal class sizes; None if their `inequality` is at most `NOTED`."""
     counts = known_counts(source)
     if inequality(counts) <= NOTED:
         return None

@@ -84,7 +84,10 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
 
 
 def _order_by_name(model: Sequence[str], data: Sequence[str]) -> np.ndarray | None:
-    """Returns the model's index of each class of the data; None if the names differ or repeat."""
+    """Returns the model's class index for each class of the data set, int `[classes]`.
+
+    The result is None if both do not have the same names, or if a name occurs twice.
+    """
     model_keys, data_keys = ([_key(name) for name in names] for names in (model, data))
     number = {key: label for label, key in enumerate(model_keys)}
     if len(number) < len(model_keys) or sorted(model_keys) != sorted(data_keys):

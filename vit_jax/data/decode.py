@@ -227,7 +227,8 @@ class Pixels:
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
         """Returns the pixels of `box`, uint8 `[height, width, 3]`, possibly at a lower resolution.
 
-        Height and width are halved repeatedly, as long as both are at least `size`.
+        Height and width are halved repeatedly, as long as the result is at least as large as
+        `size`. A single number is the minimum of both height and width.
         """
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
@@ -435,7 +436,10 @@ TURNS = {
 
 
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
-    """Returns the largest power of two by which `box` can be divided without being below `size`."""
+    """Returns the largest power of two by which the sides of `box` can be divided.
+
+    The quotients must be at least `size`. The result is 1 if `box` is smaller than `size`.
+    """
     height, width = (size, size) if isinstance(size, int) else size
     times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)
@@ -471,7 +475,8 @@ def _around(
 ) -> Box:
     """Returns the rectangle of all pixels that influence the resize of `box` to `size`.
 
-    With an interpolation (a key of `PILLOW`), its filter also reads pixels around `box`.
+    The filter of an interpolation (a key of `PILLOW`) also reads pixels around `box`. None: only
+    the pixels of `box` are included. `height` and `width` are those of the image.
     """
     reach = PILLOW[interpolation][1] if interpolation else 0
     x, y = (reach * max(1.0, side) for side in (box.width / size[1], box.height / size[0]))
@@ -511,7 +516,8 @@ def hidden_orientation(image: bytes) -> int | None:
     """Returns the EXIF orientation of an image that is turned or mirrored, but keeps its size.
 
     Annotations of such an image may fit the stored or the upright pixels: their size is the same.
-    The result is None for other images, and for images that cannot be read.
+    The orientation is from 2 to 8. The result is None for other images, and for images that cannot
+    be read.
     """
     if not _may_be_turned(image):
         return None

@@ -80,7 +80,10 @@ def _encode_map(values: np.ndarray, placement: Placement, fill: float, dtype: ty
 
 
 def _has_classes(mask: np.ndarray, placement: Placement, most: float) -> bool:
-    """Returns True if a crop has several classes, each with a share below `most` of its labels."""
+    """Returns True if a crop contains several classes, and none covers a share `most` or more.
+
+    The shares are relative to the crop's labelled pixels.
+    """
     if mask.shape != placement.image:
         return True  # The field's `encode` raises the error.
     crop = _encode_map(mask, placement, IGNORED, np.uint8)
@@ -115,6 +118,10 @@ def _place_objects(boxes: Boxes, placement: Placement, most: int) -> tuple[np.nd
 
     Of more than `most` boxes, objects are kept before crowds, and large boxes before small ones.
     Returns the remaining boxes in pixels of the crop, `[n, 4]`, and their indices in `boxes`.
+
+    Raises:
+      UserError: a box exceeds the image or has no area, or the image's size in the annotations is
+        wrong.
     """
     height, width = placement.image
     if boxes.size is not None:
@@ -144,8 +151,9 @@ def check_size(annotated: tuple[int, int], actual: tuple[int, int], image: str) 
 def check_upright(image: bytes, where: str, annotations: str) -> None:
     """Raises UserError if an encoded image is turned by EXIF and keeps its size.
 
-    If a turn changes the size, `check_size` and `Placement` detect annotations of the stored
-    pixels, because images are turned upright. `annotations` is a description for the error.
+    Images are turned upright. If a turn changes the size, annotations of the stored pixels have
+    another size, which `check_size` and `Placement` detect. `annotations` is a description for the
+    error.
     """
     if orientation := hidden_orientation(image):
         raise UserError(
@@ -166,7 +174,8 @@ def boxes_of(rows: np.ndarray) -> Boxes:
 def check_corners(corners: np.ndarray, height: int, width: int) -> None:
     """Raises UserError for boxes without area, and for boxes that exceed their image.
 
-    A box (left, top, right, bottom) may exceed it by one pixel, because annotations are rounded.
+    A box may exceed it by one pixel, because annotations are rounded. `corners` are the left, top,
+    right and bottom edges in pixels, `[boxes, 4]`.
     """
     if (empty := _areas(corners) <= 0).any():
         raise UserError(

@@ -16,6 +16,7 @@ def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = 
 
     Args:
       counts: length of each example's label, without unlabelled examples.
+      values: all labels, concatenated.
       classes: number of classes, which must equal the length; None: unknown.
     """
     width = int(counts[0]) if len(counts) else 0
@@ -44,6 +45,7 @@ def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = No
 
     Args:
       counts: length of each example's label, without unlabelled examples.
+      values: all labels, concatenated.
     """
     if not len(counts) or counts[0] < 2 or (counts != counts[0]).any():
         return

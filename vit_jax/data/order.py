@@ -39,8 +39,9 @@ class Order:
         indices = np.empty_like(turns)
         waiting, left = np.arange(len(turns)), BLOCK
         for part, quota in enumerate(self._quotas()):
-            # Of the turns that no earlier part has, `quota` evenly spaced turns in every `left`
-            # turns are assigned to this part.
+            # The loop chooses the turns (see `_epochs`) of one part after the other. Of the turns
+            # that no earlier part has, `quota` evenly spaced turns in every `left` turns are
+            # assigned to this part.
             before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
             mine = after > before
             start = sum(self.sizes[:part])

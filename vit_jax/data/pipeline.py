@@ -268,8 +268,11 @@ def _show(
 ) -> Placement | None:
     """Decodes an image once and writes all its views into a row of a batch.
 
-    Each crop has one of the generators `rngs`; a view may consist of several crops. Returns the
+    `rngs` are a random generator for each crop; a view may consist of several crops. Returns the
     placement of the first view's crop, if a spatial field needs it, else None.
+
+    Raises:
+      Unreadable: see `vit_jax.data.decode`.
     """
     if len(rngs) > 1:
         image = views[0].crop.open(image, several=True)
@@ -326,8 +329,11 @@ def _encode(
 ) -> None:
     """Encodes the fields of an example and writes them into a row of a batch.
 
-    A spatial field is encoded with the placement of the first view's crop, others with their
-    `rngs`.
+    A spatial field is encoded with the placement of the first view's crop. Another field is encoded
+    with its random generator in `rngs`.
+
+    Raises:
+      UserError: a field does not match the image, such as a mask of another size.
     """
     of_example = values() if fields else {}
     for field, rng in zip(fields, rngs, strict=False):
@@ -454,9 +460,10 @@ class _Batches(Iterator[Batch]):
 class _Handed:
     """A function that worker processes load from a temporary file.
 
-    Otherwise Python would send the function, with the list of files or small images, to a new
-    process through a pipe with a buffer of 64 KiB. If the new process died before it reads the
-    pipe, the write would block forever, because Python keeps the pipe's reading end open.
+    Without the file, Python would send the function to a new process through a pipe with a buffer
+    of 64 KiB. The function contains the list of files, or the images of a small data set, and can
+    be larger than the buffer. If the new process died before it reads the pipe, the write would
+    block forever, because Python keeps the pipe's reading end open.
     """
 
     def __init__(self, function: Callable[[int], int]):
@@ -541,9 +548,9 @@ def _cause(code: int) -> str:
 def _obey_parent(worker: int, workers: int) -> None:
     """Makes a worker process exit when the training process has ended, and not before.
 
-    This includes an end by SIGKILL. The worker ignores SIGINT and SIGTERM. Ctrl-C and job
-    schedulers send these signals to all processes, but the training process may still need batches
-    afterwards.
+    The worker also exits if the training process was ended by SIGKILL. The worker ignores SIGINT
+    and SIGTERM. Ctrl-C and job schedulers send these signals to all processes, but the training
+    process may still need batches afterwards.
     """
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)

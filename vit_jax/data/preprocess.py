@@ -279,7 +279,7 @@ class FixedCrop(NamedTuple):
     def __call__(
         self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Implements `TrainCrop.__call__`."""
+        """Returns the crop, `[height, width, 3]`; otherwise like `TrainCrop.__call__`."""
         return self.crop(image, out)
 
     def place(self, height: int, width: int, rng: np.random.Generator) -> Placement:
@@ -334,8 +334,9 @@ def sides(size: int | tuple[int, int]) -> tuple[int, int]:
 def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
     """Returns the position of a random crop along one side of an image with a mirrored border.
 
-    It consists of start and end of the crop's part within the image, in pixels of the image, and of
-    the numbers of padding pixels before and after it. `draw` is a random number in [0, 1).
+    The result is start and end of the crop's part within the image, in pixels of the image, and the
+    numbers of padding pixels before and after it. `draw` is a random number in [0, 1). With 0, the
+    crop starts with the padding before the image.
     """
     start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
     end = start + size

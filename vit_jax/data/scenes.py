@@ -288,8 +288,9 @@ def _items(
 def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
     """Returns the edges of a random half of each item's drawing, int `[items, 4]` (`Item.cut`).
 
-    `start` is its left or top edge, in 256ths of the drawing's side. `across` is 1 for a narrow
-    half.
+    `start` is the left or top edge of the half, in 256ths of the drawing's side. `across` is 1 if
+    the left or right part is cut off, so that the half is narrow. It is 0 if the upper or lower
+    part is cut off.
     """
     whole, half = np.array([[0, 256]]), np.stack([start, start + 128], axis=1)
     across = across[:, None].astype(bool)
@@ -400,8 +401,9 @@ def _covers(
 def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Interpolates bilinearly between pixels of `Parts.drawings`; returns int32 from 0 to 255.
 
-    `places` are the offsets of the upper left one of four pixels. The lower eight bits of `x` and
-    `y` are the position relative to it, in 256ths.
+    Each value is interpolated between four neighbouring pixels. `places` are the offsets of the
+    upper left pixels in `drawings`. The lower eight bits of `x` and `y` are the position relative
+    to this pixel, in 256ths of a pixel.
     """
     x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
     upper = _between(drawings.take(places), drawings[1:].take(places), x)

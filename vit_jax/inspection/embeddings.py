@@ -51,7 +51,7 @@ def filters(model: ImageModel, count: int = 28) -> np.ndarray:
 
 
 def token_colours(model: TokenModel, tokens: np.ndarray) -> np.ndarray:
-    """Returns the `colours` of patch tokens.
+    """Returns the `colours` of patch tokens, float64 `[batch, rows, columns, 3]`.
 
     Args:
       tokens: tokens of one layer from `capture=("tokens",)`, `[batch, tokens, dim]`.

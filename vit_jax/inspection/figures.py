@@ -43,7 +43,10 @@ def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _shares(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Resizes patch weights to the image, and divides them by the largest; `[height, width]`."""
+    """Resizes patch weights to the image's size, and divides them by the largest weight.
+
+    The result is float32 `[height, width]`, from 0 to 1.
+    """
     height, width = image.shape[:2]
     large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
     return np.clip(large / max(float(large.max()), 1e-12), 0, 1)
@@ -87,7 +90,8 @@ def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
 def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
     """Combines tiles `[rows, columns, height, width, ...]` to one image, `gap` pixels apart.
 
-    One image is fast to draw; a figure with hundreds of axes would take a minute.
+    The pixels between the tiles have the value `fill`. One image is fast to draw; a figure with
+    hundreds of axes would take a minute.
     """
     rows, columns, height, width, *channels = tiles.shape
     widths = [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * len(channels)

@@ -14,6 +14,7 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
     """Returns a chart as SVG.
 
     `paint` draws the content into matplotlib's axes; `about` is a description for screen readers.
+    If `title` is empty, the chart has no title.
     """
     from matplotlib import cycler, rc_context
     from matplotlib.figure import Figure
@@ -98,7 +99,10 @@ def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
 
 
 def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
-    """Returns a stacked histogram of predicted probabilities as SVG. Each group has a colour."""
+    """Returns a stacked histogram of predicted probabilities as SVG.
+
+    `probabilities` are those of the images of each group, from 0 to 1, by the group's name.
+    """
 
     def paint(axes):
         values = [[100 * x for x in each] for each in probabilities.values()]

@@ -113,7 +113,11 @@ class Peers:
             self._fail({"fault": message, "traceback": "".join(traceback.format_exception(error))})
 
     def _meet(self, name: str, value: Any, seconds: float) -> dict:
-        """Waits at a barrier; returns the leader's `value`, or the late processes as `missing`."""
+        """Waits at a barrier and returns the leader's answer, a dict.
+
+        The item `value` of the answer is the leader's value. After a timeout the answer has the
+        item `missing` instead: the names of the missing processes.
+        """
         raise NotImplementedError
 
     def _fail(self, news: dict) -> None:
@@ -302,8 +306,8 @@ class Leader(Connected):
     def _end(self):
         """Prints the cause of the failure, ends the other processes and exits.
 
-        One failure can lead to others. A UserError is the cause if one was reported, or else the
-        death of a process, or else another error.
+        Several failures may have been reported, because one failure can lead to others. A UserError
+        is the cause if one was reported, or else the death of a process, or else another error.
         """
         news = self._mistakes or self._deaths or self._faults
         culprit, code = min(news), 2 if self._mistakes else 1

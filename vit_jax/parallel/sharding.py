@@ -67,7 +67,11 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
 
 
 def _tensor_axes(tensor: int, path: str, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """Returns the mesh axes, `("tensor",)` or (), that split each axis of a parameter."""
+    """Returns the mesh axes, `("tensor",)` or (), that split each axis of a parameter.
+
+    Raises:
+      UserError: `tensor` splits an axis whose size is not divisible by `tensor`.
+    """
     axes: list[tuple[str, ...]] = [()] * len(shape)
     if tensor == 1:
         return axes

@@ -157,7 +157,8 @@ class _Module:
     def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
         """Yields (number of executions, operation) for a computation and all computations it calls.
 
-        Of a conditional, only the branch with the most cycles is included.
+        Of a conditional, only the branch with the most cycles is included. `times` is the number of
+        executions of the computation in a step.
         """
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
@@ -303,7 +304,8 @@ def _convolution_flops(
 ) -> int:
     """Returns the FLOPs of a convolution, without products of padding zeros.
 
-    `left`, `right` and `out` are the shapes of the images, the kernel and the result.
+    `left`, `right` and `out` are the shapes of the images, the kernel and the result. `attributes`
+    is the text of the instruction with `dim_labels` and `window`.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes).groups()
     left_by, right_by, out_by = (

@@ -91,7 +91,11 @@ def estimate_best(
 
 
 class _Work:
-    """FLOPs and estimated time of a program, with all operations fused and with none."""
+    """FLOPs and estimated time of a program.
+
+    `flops` and `seconds` are those of the matrix products; all other operations are assumed to be
+    fused. `unfused_seconds` is the time of all operations without any fusion.
+    """
 
     def __init__(self, chip: Chip):
         self.chip, self.flops, self.seconds, self.unfused_seconds = chip, 0, 0.0, 0.0

@@ -57,6 +57,7 @@ class Pool:
     Args:
       files: files with the embeddings of the images, for `read_embeddings`.
       excluded: True for images that must not be in the pool, bool `[images]`.
+      similarity: minimum cosine similarity of near-duplicates.
     """
 
     def __init__(

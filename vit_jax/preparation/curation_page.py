@@ -108,7 +108,11 @@ def _row(source: Source, train: Source, rows: np.ndarray) -> list[Figure]:
 
 
 def _pairs(curated: Curated, train: Source) -> list[list[tuple[Figure, Figure]]]:
-    """Returns two lists of image pairs: near-duplicates above the threshold, and pairs below it."""
+    """Returns two lists of image pairs.
+
+    In the first list the similarities are above the threshold, so one image of each pair is
+    removed. In the second list they are below the threshold, so both images of a pair are kept.
+    """
     compared = curated.compared[np.argsort(curated.compared["similarity"], kind="stable")]
     left_out = compared[~compared["kept"]]
     below = compared[compared["kept"] & (compared["similarity"] > -1)][-FEWER:][::-1]

@@ -157,8 +157,9 @@ def find_pairs(looks: Looks, similarity: float = SIMILARITY) -> np.ndarray:
 
 
 def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the smaller and the larger index of the `_MOST_PAIRS` nearest pairs, int64 `[pairs]`.
+    """Returns at most `_MOST_PAIRS` pairs of similar fingerprints, the most similar pairs.
 
+    The result is the smaller index and the larger index of each pair, two arrays int64 `[pairs]`.
     `references` are the same fingerprints, or those of the mirror images.
     """
     size, distance = max(len(prints), 1), DISTANCE
@@ -182,7 +183,11 @@ def _near(prints: np.ndarray, references: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Converts images, less their mean and the mean image `typical`, to unit vectors."""
+    """Converts images `[..., side, side, 3]` to unit vectors.
+
+    The mean value of each image and the mean image of the data set (`typical`) are subtracted
+    first.
+    """
     vectors = pictures.reshape(*pictures.shape[:-3], -1).astype(np.float32)
     vectors = vectors - vectors.mean(axis=-1, keepdims=True)
     for common in (0, typical):
@@ -193,7 +198,11 @@ def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
 
 
 def _similarity(first: np.ndarray, second: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
-    """Returns the similarity of pairs of thumbnails, both `[pairs, borders, side, side, 3]`."""
+    """Returns the similarity of each pair of images, `[pairs]`.
+
+    `first` and `second` are thumbnails, `[pairs, borders, side, side, 3]`. `typical` is the mean
+    image.
+    """
 
     def most(common: np.ndarray | int) -> np.ndarray:
         a, b = _directions(first, common), _directions(second, common)

@@ -105,6 +105,7 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
     Args:
       candidates: fingerprints, uint64 `[n]`.
       references: fingerprints, uint64 `[m]`. In a tie, the first reference is returned.
+      distance: maximum number of different bits.
     """
     first = np.sort(np.unique(references, return_index=True)[1])
     # For each candidate: the nearest reference so far, encoded as (distance << 32) | its index in
@@ -236,6 +237,7 @@ def write_report(
     with the most similar pairs. The page contains its images, and needs no other files.
 
     Args:
+      folder: an existing folder.
       measure: meaning of the rows' values, `distance` or `similarity`.
       references: number of reference images.
 

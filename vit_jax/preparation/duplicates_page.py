@@ -116,7 +116,11 @@ def _collect(folders: Sequence[str]) -> tuple[ImageFiles, list[Place]]:
 
 
 def _nearest(pairs: np.ndarray) -> dict[int, tuple[int, float]]:
-    """Returns the index and the similarity of the most similar image of each image."""
+    """Returns, by the index of an image, the index and the similarity of its most similar image.
+
+    `pairs` must be in descending order of similarity. The indices are those of the arrays in
+    `Looks`.
+    """
     nearest = {}
     for first, second, value in pairs.tolist():
         nearest.setdefault(first, (second, value))
@@ -138,7 +142,8 @@ def _check(path: str) -> None:
 def _prepared(path: str) -> str:
     """Returns a hint for an error message if a path is a prepared TFDS data set, else "".
 
-    The hint describes the images from which it was prepared, in which near-duplicates can be found.
+    Near-duplicates cannot be searched in a prepared data set. The hint describes the images from
+    which it was prepared.
     """
     images = "a folder or a CSV of image files, such as it was prepared from"
     if path.startswith("tfds:") and not os.path.exists(path):

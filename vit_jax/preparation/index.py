@@ -247,7 +247,11 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
     """Concatenates the results of all `_scan` tasks, and writes the index of the data set.
 
     One-hot labels are converted to class indices, and multi-hot labels to lists of class indices.
-    Returns True if labels are lists, and the number of skipped files by reason.
+    Returns True if labels are lists, and the number of skipped files by reason. `classes` is the
+    number of classes; None: unknown.
+
+    Raises:
+      UserError: labels are neither class indices nor rows of zeros and ones.
     """
     joined = {"entries": [], "labels": [], "names": []}
     labels = names = 0
@@ -277,7 +281,11 @@ def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Co
 def _index_lists(
     entries: np.ndarray, labels: np.ndarray, classes: int | None
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Converts one-hot and multi-hot labels to class indices; returns True if they are lists."""
+    """Converts labels that are rows of zeros and ones (one-hot, multi-hot) to class indices.
+
+    Returns the changed `entries` and `labels`, and True if labels are lists of class indices.
+    `labels` are those of all examples, concatenated.
+    """
     counts = entries["labels"].astype(np.int64)
     unlabelled = np.zeros(len(entries), bool)
     unlabelled[counts == 1] = labels[entries["first_label"][counts == 1].astype(np.int64)] == -1

@@ -253,7 +253,11 @@ def _check_keys(kind: str, label_key: str | None, caption_key: str | None) -> No
 
 
 def _locate(source: str, kind: str | None) -> tuple[Path, str]:
-    """Returns the path and the kind of a data set. Without `kind`, its files determine the kind."""
+    """Returns the path and the kind of a data set.
+
+    `source` is a folder, a file, `KIND:PATH`, or `NAME:DATA_DIR` for a TFDS data set. `kind` None:
+    the kind is recognized by the files.
+    """
     root = Path(source)
     if root.exists():
         return root, kind or _recognise(root)
@@ -471,7 +475,10 @@ def _open_lists(root: Path, keys: Keys) -> dict[str, CsvList]:
 
 
 def _find_lists(root: Path, keys: Keys) -> RawDataSet:
-    """Finds lists of images (format: the source `csv`) with labels, captions or both."""
+    """Finds CSVs that list image paths with labels, captions or both, as for the source `csv`.
+
+    Paths of images are relative to the CSV's folder.
+    """
     files, opened = split_files(str(root)), _open_lists(root, keys)
     left_out = sum((Counter(split.left_out) for split in opened.values()), Counter())
     units = [Unit("train" if split == "all" else split, files[split]) for split in opened]
@@ -512,7 +519,8 @@ class _Header(tarfile.TarInfo):
 def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
     """Yields the files of a tar that starts at the current position of `file`.
 
-    Offsets of the files are positions in `file`. A truncated tar raises an error.
+    Offsets of the files are positions in `file`. A truncated tar raises an error, because the
+    download must be repeated.
     """
     try:
         tar = tarfile.TarFile(fileobj=file, tarinfo=_Header)
@@ -712,6 +720,7 @@ def _reasons(sample: _Sample, notes: Sequence[str]) -> list[str]:
     """Returns the reasons for skipping the members of a sample without an image.
 
     A sample with a label or a caption counts as one skipped file, so the result has one reason.
+    Otherwise, the result has a reason for each member.
     """
     reasons = [why_left_out(member.name) for member in sample.parts.values()]
     if not sample.has_note(notes):
@@ -763,7 +772,8 @@ def _read_label(
 ):
     """Returns the label in the `.cls` or `.json` file of a sample, whose members are `parts`.
 
-    Without a label, the result is -1, or an error if it is `required`.
+    If there is no label, the result is -1, or an error is raised if a label is `required`.
+    `label_key` is the key of the label in JSON; None: the usual keys are tried.
     """
     is_json = ".cls" not in parts
     try:
@@ -797,6 +807,9 @@ def _read_captions(
     """Returns the captions of a sample, whose members are `parts`; empty: it has no captions.
 
     `caption_key` is `txt`, or the JSON key of the captions; None: captions are not read.
+
+    Raises:
+      UserError: the `.txt` or `.json` file is damaged or too large, or does not contain captions.
     """
     note = parts.get(".txt" if caption_key == "txt" else ".json")
     if caption_key is None or note is None:
@@ -936,6 +949,9 @@ def _described_columns(path: Path | str, described: bytes) -> tuple[list[str], d
     """Returns the names of the columns with images, and the descriptions of columns with classes.
 
     `described` is the `huggingface` metadata of the Parquet file, as JSON.
+
+    Raises:
+      UserError: the metadata is damaged.
     """
     try:
         features = json.loads(described).get("info", {}).get("features", {})
@@ -1049,7 +1065,10 @@ def _too_large(path: str, limit: int) -> UserError:
 def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> tuple[int, ...]:
     """Converts class indices of a file to class indices of the data set.
 
-    `numbers` has the data set's index of each class of the file, or -1.
+    `numbers` are the data set's indices of the file's classes; -1: not a class of the data set.
+
+    Raises:
+      UserError: a label is not a class of the file or of the data set.
     """
     for label in labels:
         if label >= len(numbers):
@@ -1104,7 +1123,11 @@ def _find_tfds(root: Path, keys: Keys) -> RawDataSet:
 def _captions_of_tfds(root: Path, features, caption_key: str | None) -> str | None:
     """Returns the name of the tf.Example feature with captions; None: captions are not read.
 
-    `caption_key` is the name of a text feature, None for the usual names, or `NO_CAPTIONS`.
+    `caption_key` is the name of the feature. None: the usual names are tried. `NO_CAPTIONS`:
+    captions are ignored.
+
+    Raises:
+      UserError: `caption_key` is not the name of a text feature.
     """
     if caption_key == NO_CAPTIONS:
         return None
@@ -1165,7 +1188,12 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
 def _values_of_record(
     source: RawDataSet, record: bytes, where: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Returns the labels (empty unless `source.index_labels`) and the captions of a tf.Example."""
+    """Returns the labels (empty unless `source.index_labels`) and the captions of a tf.Example.
+
+    Raises:
+      UserError: the example is damaged; or `source.index_labels` is True, and the example does not
+        have exactly one label.
+    """
     features = parse_example(record, where).features.feature
     labels, captions = (), ()
     if source.index_labels:

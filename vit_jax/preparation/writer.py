@@ -319,7 +319,12 @@ def _is_finished(folder: Path, settings: dict) -> bool:
 
 
 def _make_room(folder: Path, source: Path) -> None:
-    """Creates the data set's folder; raises UserError if it is in use or inside the source."""
+    """Creates the data set's folder.
+
+    Raises:
+      UserError: the folder contains other files, the folder is inside the source, or its path is
+        that of a file.
+    """
     if source.resolve() in folder.resolve().parents:
         raise UserError(f"--out lies inside the source {source}: give another one")
     work = folder / WORK

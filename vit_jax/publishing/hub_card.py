@@ -118,7 +118,11 @@ def _size(checkpoint: Checkpoint) -> str:
 
 
 def _usage(about: Published) -> list[str]:
-    """Returns the card's section on usage: examples, and how far their outputs are off."""
+    """Returns the card's section on usage.
+
+    It contains a code example for each library, and the relative difference between its output and
+    the output of the trained model.
+    """
     parts = []
     for usage, _ in about.tried:
         kind, code = "python", usage.code

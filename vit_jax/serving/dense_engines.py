@@ -189,9 +189,11 @@ class DetectorEngine(Engine):
 
 
 def _on_picture(masks: np.ndarray, placement: Placement, size: tuple[int, ...]) -> np.ndarray:
-    """Resizes masks, bool `[objects, height, width]`, to the `size` of the picture `overlay`.
+    """Resizes masks of the original image, bool `[objects, height, width]`, to the `overlay`.
 
-    The picture shows the model's input without its padding. Small inputs are enlarged.
+    The picture `overlay` shows the model's input without its padding. Small inputs are enlarged.
+    `placement` is that of the original image in the model's input. `size` is the picture's height
+    and width in pixels. Returns bool `[objects, size[0], size[1]]`.
     """
     height, width = placement.shown
     out = np.zeros((len(masks), *size[:2]), bool)

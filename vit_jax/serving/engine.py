@@ -199,7 +199,11 @@ class ClassifierEngine(Engine):
     def _of_names(
         self, image: np.ndarray, classes: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns probabilities and indices of the most likely classes of an image's embedding."""
+        """Returns the probabilities and the indices of the most likely classes of one image.
+
+        `image` is the image's embedding, and `classes` are embeddings of class names; None: the
+        server's classes.
+        """
         assert self.names is not None
         chances = self.names.probabilities(image, classes)
         labels = np.argsort(-chances, kind="stable")[: self._top]
@@ -244,7 +248,10 @@ def _features_and_attention(model, images):
 
 
 def _features(model, images):
-    """Returns the features of a batch, and no attention: its rollout is undefined for the model."""
+    """Returns the features of a batch, and an empty list in place of each layer's attention.
+
+    This is the variant for models whose attention rollout is undefined.
+    """
     return representation(model, images), []
 
 

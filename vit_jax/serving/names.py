@@ -71,9 +71,10 @@ class Names:
         return np.stack([found[name] for name in names])
 
     def probabilities(self, image: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
-        """Returns the probability of each class, float32 `[classes]`, of an image's unit embedding.
+        """Returns the probability of each class for an image, float32 `[classes]`.
 
-        `classes` are embeddings of classes; None: the server's classes.
+        `image` is the image's normalized embedding, `[dim]`. `classes` are the embeddings of the
+        classes; None: the server's classes.
         """
         similarities = (self._default if classes is None else classes) @ image
         logits = self._scale * similarities + self._bias

@@ -173,7 +173,9 @@ def image_and_labels(features: Mapping, label_key: str | None) -> Example:
 
 
 def caption_values(features: Mapping, key: str) -> tuple[str, ...]:
-    """Returns the captions of a tf.Example. Invalid UTF-8 becomes surrogates (`check_captions`).
+    """Returns the captions of a tf.Example from its text feature `key`.
+
+    Bytes that are not valid UTF-8 become surrogates, which `check_captions` rejects.
 
     Raises:
       UserError: the feature does not exist, or is not text.

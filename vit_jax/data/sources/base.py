@@ -113,7 +113,8 @@ class Source:
     def known_fields(self, indices: Sequence[int] | None = None) -> Iterable[bytes]:
         """Returns the serialized values of examples' fields, to compute a hash of the data.
 
-        The result is empty if the values are unknown without reading images.
+        The result is empty if the values are unknown without reading images. `indices` None: all
+        examples.
         """
         return ()
 

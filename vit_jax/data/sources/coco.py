@@ -340,8 +340,11 @@ def _classes(
 ) -> tuple[tuple[str, ...], dict[int, int]]:
     """Returns the class names, and the class index by category id.
 
-    For `masks`, the first class is the background. The classes must be among those of the training
-    data (`class_names`), if the file is not the training data.
+    If `masks` is True, the first class is the background. `class_names` are the classes of the
+    training data. None: the file is the training data, and defines the classes.
+
+    Raises:
+      UserError: the training data lack a class of this file, or there are too many classes.
     """
     categories = sorted(content["categories"], key=lambda category: category["id"])
     category_names = [BACKGROUND] * masks + [str(one["name"]) for one in categories]
@@ -395,7 +398,13 @@ def _folder_of_images(listed: Listed, files: Sequence[str]) -> str:
 def _segmentations(
     file: str, annotations: Sequence[Mapping], valid: np.ndarray
 ) -> tuple[list | dict, ...]:
-    """Returns the COCO segmentation of each object: polygons, or a run-length encoding."""
+    """Returns the COCO segmentation of each object: polygons, or a run-length encoding.
+
+    `valid` are the indices of the annotations to use.
+
+    Raises:
+      UserError: an annotation has no segmentation, or pycocotools is not installed.
+    """
     try:
         import pycocotools.mask  # noqa: F401
     except ImportError as error:
@@ -410,7 +419,10 @@ def _segmentations(
 
 
 def _pixels(segmentation: list | dict, height: int, width: int, image: str) -> np.ndarray:
-    """Decodes polygons, or a run-length encoding, to the mask of an object, `[height, width]`."""
+    """Decodes the mask of an object, bool `[height, width]`.
+
+    `segmentation` is polygons, or a run-length encoding as a list or as compressed text.
+    """
     from pycocotools import mask
 
     try:

@@ -101,7 +101,10 @@ class _Columns(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """Labels and captions of an image file: keys, with the value None, in the CSV's order."""
+    """Labels and captions of an image file, in the order of the CSV and without duplicates.
+
+    The texts are the keys of two dictionaries, whose values are None.
+    """
 
     labels: dict[str, None]
     captions: dict[str, None]
@@ -153,7 +156,13 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
 def _listed(
     path: str, rows: list[list[str]], columns: _Columns, split: str | None
 ) -> tuple[dict[str, _Listed], Counter[str]]:
-    """Returns the labels and captions of each file of a split (None: all), and the skipped rows."""
+    """Returns the labels and captions of each file of a split, and the skipped rows by reason.
+
+    `split` None: all rows are read, whatever their split.
+
+    Raises:
+      UserError: a row has an empty file name.
+    """
     listed, left_out = {}, Counter()
     for number, row in enumerate(rows[columns.rows :], columns.rows + 1):
         if not row or not _is_of_split(row, columns.split, split):
@@ -278,7 +287,12 @@ def _items(value: Any) -> list:
 
 
 def _json_object(line: str, place: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Parses a line as a JSON object, in which keys in `texts` have texts or lists of texts."""
+    """Parses a line as a JSON object.
+
+    Raises:
+      UserError: the line is not a JSON object, or the value of a key in `texts` is neither a text
+        nor a list of texts.
+    """
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -298,8 +312,12 @@ def _caption_column(
     """Returns the index of the caption column; None if captions are not required.
 
     The column has the name `options.caption_key`. If this option has its default value, all names
-    in `CAPTION_KEYS` are tried. Then, if only one column contains neither image paths nor split
-    names nor (by its name) labels, it is the caption column.
+    in `CAPTION_KEYS` are tried. If there is no such column either, and the CSV has only one column
+    in addition to image paths and split names, this column is used, unless its name is in
+    `LABEL_COLUMNS`.
+
+    Raises:
+      UserError: there is no caption column.
     """
     if TEXT not in options.fields:
         return None
@@ -370,6 +388,9 @@ def _label_columns(
     Label columns have the name `label_key`, optionally with a number or "s" at the end. Without
     such a column, the only column besides image paths and split names (with the indices `file` and
     `split`) is the label column, unless its name is in `CAPTION_KEYS`.
+
+    Raises:
+      UserError: no column contains the labels.
     """
     header = _header(rows)
     others = [place for place in range(len(header)) if place not in (file, split)]
@@ -399,7 +420,13 @@ def _check_first_row(path: str, row: list[str]) -> None:
 def _group_columns(
     path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
 ) -> dict[str, dict[str, str]]:
-    """Returns `{column name: {file: cell}}` for the column that `data.groups` names; else {}."""
+    """Returns the cells of the column that the option `data.groups` names, by image file.
+
+    The result is `{column name: {file: cell}}`, or {} if `groups` is not the name of a column.
+
+    Raises:
+      UserError: an image file has several rows, and the groups in these rows differ.
+    """
     key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
     header = _header(rows)
     if key not in header:
@@ -495,9 +522,9 @@ def lists_files(path: str) -> bool:
 
 
 def value_columns(path: str) -> list[str]:
-    """Returns the names, in lower case, of a CSV's columns without image paths and split names.
+    """Returns the names of a CSV's columns, except those with image paths and with split names.
 
-    The list is empty if the CSV has no header.
+    The names are in lower case. The list is empty if the CSV has no header.
 
     Raises:
       UserError: the CSV cannot be read, or has no column with image paths.

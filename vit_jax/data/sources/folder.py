@@ -63,6 +63,7 @@ class Folder(Source):
           root: a local path, or a URL that fsspec reads (`gs://`, `s3://`).
           split: name of a folder in `root`, ignoring case (`train` also finds `Train`), or `all`.
           class_names: class names of the training split; None: the names of the folders.
+          labels: True: labels are required. False: images are listed without labels.
           only: names of folders that the user has chosen as classes.
 
         Raises:
@@ -233,6 +234,8 @@ def _list_local(where: str) -> tuple[list[str], set[str]]:
     for entry in _entries(where):
         if _is_folder(entry):
             continue
+        # A broken link is an error only if it seems to be the folder of a class. Broken links to
+        # images, and links whose names start with a dot, raise no error.
         is_class_name = not entry.name.startswith(".") and why_left_out(entry.name)
         if is_class_name and not os.path.exists(entry.path):
             raise UserError(f"{entry.path} is a broken link: fix it or remove it")
@@ -282,7 +285,11 @@ def _path_of_split(root: str, split: str) -> str:
 
 
 def _folder_of_split(root: str, split: str) -> str:
-    """Returns the name of the only folder in `root` that is a synonym of `split`: `Train`."""
+    """Returns the name of the folder in `root` that is a synonym of `split`, such as `Train`.
+
+    Raises:
+      UserError: `root` has no folder with a synonym of the split's name, or several.
+    """
     siblings = sorted(_list(root or "/")[1])
     named = [name for name in siblings if split_name(name) == split]
     if len(named) == 1:
@@ -305,8 +312,9 @@ def _labelled(
 ) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
     """Returns the label and the path of each image in a class folder, and all class names.
 
-    The classes are those of the training split, if known, or the `folders` in `where`. The user has
-    chosen the folders in `only` as classes, so their names may be those of splits.
+    The paths in `images` are relative to `where`. The classes are those of the training split
+    (`class_names`); None: they are the `folders` in `where`. The user has chosen the folders in
+    `only` as classes, so their names may be those of splits.
     """
     names = {folder: as_text(folder) for folder in folders if not is_ignored(folder)}
     check_classes(where, {*names.values()} - {*(class_names or ()), *only})

@@ -94,7 +94,12 @@ class HandedIn(Captioned):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _class_indices(self, index: int, label: Any) -> tuple[int, ...]:
-        """Returns the class indices of an example; raises UserError if its label has changed."""
+        """Returns the class indices of an example, whose label has just been read as `label`.
+
+        Raises:
+          UserError: `label` differs from the label that was read when the data set was opened. The
+            data set is not deterministic.
+        """
         if self.labels is None:
             return ()
         known = self.labels_of(index)
@@ -202,8 +207,11 @@ def handed_in(
 def _captions(source: HandedIn, column: Any, key: str, name: str) -> tuple[tuple[str, ...], ...]:
     """Returns the captions of each example.
 
-    They are those in `column`, or in the items: the value of `key` in a mapping, or the second
-    element of a pair.
+    They are passed separately as `column`. None: they are in the items, as the value of `key` in a
+    mapping, or as the second element of a pair.
+
+    Raises:
+      UserError: an example has no caption, or a caption is not text.
     """
     if column is None and hasattr(source.data, "column_names"):
         if key not in source.data.column_names:
@@ -367,9 +375,10 @@ def _check_array(images: np.ndarray, name: str) -> None:
 
 
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
-    """Returns the data set, and the keys of images and labels; None: items are not mappings.
+    """Returns the data set, and the keys of the images and labels in its items.
 
-    A Hugging Face data set is changed to return encoded instead of decoded images.
+    The keys are None if items are not mappings. A Hugging Face data set is changed to return
+    encoded instead of decoded images.
     """
     features, kinds = getattr(data, "features", None), {}
     if isinstance(features, Mapping):  # A Hugging Face data set.
@@ -396,7 +405,11 @@ def _of_kind(kinds: dict[str, str], kind: str) -> list[str]:
 
 
 def _undecoded(data: Any, image_key: str) -> Any:
-    """Makes a Hugging Face data set return encoded images, unless it has a format, as "torch"."""
+    """Makes a Hugging Face data set return encoded instead of decoded images.
+
+    The pipeline then decodes only the rectangles that it needs. A data set with a format, such as
+    "torch", is returned unchanged.
+    """
     has_format = (getattr(data, "format", None) or {}).get("type") is not None
     if has_format or not hasattr(data, "cast_column"):
         return data
@@ -408,6 +421,9 @@ def _label_column(keys: list[str], classes: list[str], name: str, label_key: str
 
     The column `label_key` is preferred. If it does not exist and is the default, the only column of
     `classes` (those with the feature `ClassLabel`) is used, or else the only one of `LABEL_KEYS`.
+
+    Raises:
+      UserError: no column or several columns may contain the labels.
     """
     if label_key in keys:
         return label_key
@@ -459,7 +475,11 @@ def _feature_names(data: Any, key: str | None) -> tuple[str, ...] | None:
 
 
 def _common_names(parts: Sequence, split: Callable) -> tuple[str, ...] | None:
-    """Returns the class names of all parts of a `ConcatDataset`, which must be equal, or None."""
+    """Returns the class names of the parts of a `ConcatDataset`; None: they are unknown.
+
+    Raises:
+      UserError: the parts have different class names.
+    """
     names = [_class_names(part, split) for part in parts]
     if any(other != names[0] for other in names):
         raise UserError(
@@ -476,9 +496,10 @@ def _labelled(
     num_classes: int | None,
     name: str,
 ) -> HandedIn:
-    """Returns the source with its labels (None: those of the items) and class names.
+    """Returns the source with its labels and class names.
 
-    `class_names` are those of the training data, which define the class indices; empty: unknown.
+    `labels` None: the labels are read from the items. `class_names` are those of the training data,
+    which define the class indices; empty: unknown. `num_classes` None: unknown.
     """
     labels, items_have_labels = _given_labels(source, labels)
     labels = labels.tolist() if isinstance(labels, np.ndarray) else labels
@@ -503,6 +524,7 @@ def _given_labels(source: HandedIn, labels: Any) -> tuple[Any, bool]:
     """Returns the label of each example, and True if the items of the data set contain labels.
 
     If `labels` and the items contain different labels, the labels in the items are returned.
+    `labels` None: only the items contain labels.
     """
     items_have_labels = labels is None or (
         source.split is not _alone and _item_label(source, 0) is not None
@@ -543,7 +565,8 @@ def _numbered(
 ) -> tuple[tuple[str, ...], LabelReader]:
     """Returns the class names for integer labels, and the `LabelReader` for these labels.
 
-    The class names of the data set and of the training data may be empty.
+    `data_names` are the data set's own class names, and `class_names` those of the training data;
+    empty: there are none. `num_classes` None: unknown.
     """
     names = data_names or class_names
     counts, values = _flattened(rows, name)
@@ -574,7 +597,10 @@ def _flattened(rows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _check_numbers(counts: np.ndarray, values: np.ndarray, num_names: int, name: str) -> None:
-    """Raises UserError for labels that are not class indices; `num_names` 0: no class names."""
+    """Raises UserError for values in labels that are not class indices.
+
+    `counts` and `values` are the results of `_flattened`. `num_names` 0: there are no class names.
+    """
     with naming(f"the {name} data"):
         check_lists(counts, values, num_names or None)
     limit = num_names or MOST_CLASSES

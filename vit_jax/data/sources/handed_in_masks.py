@@ -73,6 +73,9 @@ class HandedInMasks(Source):
         """Returns the image (`place` 0) or mask (1) of an item, converted by `convert`.
 
         It is at `place` in a pair, and at one of `keys` in a mapping.
+
+        Raises:
+          UserError: the image or mask does not exist or cannot be read.
         """
         with reading(self.describe(index)):
             item = self.data[index]

@@ -200,7 +200,12 @@ def _own(root: str) -> Layout | None:
 
 
 def _class_names(file: str) -> tuple[str, ...]:
-    """Reads distinct class names from a file, one per line, in the order of their indices."""
+    """Reads class names from a file, one per line, in the order of their indices.
+
+    Raises:
+      UserError: the file has no names, a line before the last name is empty, or a name occurs
+        twice.
+    """
     names = tuple("\n".join(line.strip() for line in _lines(file)).rstrip("\n").split("\n"))
     if "" in names or len({*names}) < len(names):
         raise UserError(f"{file} must have a line for each class, from 0, each with another name")

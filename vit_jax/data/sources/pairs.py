@@ -125,7 +125,10 @@ class Pairs(Source):
 
 
 def readable_samples(source: Source) -> Iterator[tuple[int, Jpeg | Pixels]]:
-    """Yields some indices and opened images; the pipeline reports the unreadable images."""
+    """Yields the index and the opened image of each readable image in a sample.
+
+    Unreadable images are ignored here, because the pipeline counts and replaces them.
+    """
     for index in spread(len(source), SAMPLES):
         try:
             image = open_image(source[index].image)
@@ -275,6 +278,9 @@ def _by_name(folder: str, files: Sequence[str], end: str) -> dict[str, str]:
 
     A file's name is its path without suffix and without `end`: `x/a` for `x/a_leftImg8bit.png`, if
     `end` is `_leftImg8bit`.
+
+    Raises:
+      UserError: two files have the same name.
     """
     named: dict[str, str] = {}
     for file in sorted(files):

@@ -52,7 +52,7 @@ def _boundary(text: str, default: int, images: int) -> int:
 
 
 def overlap(one: str, other: str, images: int) -> bool:
-    """Returns True if two splits, with slices, are known to share images."""
+    """Returns True if two splits are known to share images; a whole split has `images` images."""
     try:
         mine, theirs = (
             [(part.split("[")[0], split_range(part, images)) for part in split.split("+")]
@@ -97,9 +97,12 @@ def _whole_groups(
 ) -> np.ndarray:
     """Returns the indices of the images in a slice that contains only complete groups.
 
-    All groups are concatenated in a fixed order, stratified or stored (`in_order`), so each image
-    has a position. A group belongs to the slice if the position of its middle is in the range
-    `part`.
+    All groups are concatenated in a fixed order, so each image has a position. It is the stored
+    order if `in_order` is True, or else a stratified order. A group belongs to the slice if the
+    position of its middle is in the range `part`.
+
+    Raises:
+      UserError: the slice contains no group.
     """
     names = list(map(str, groups))
     _, first, group, counts = np.unique(

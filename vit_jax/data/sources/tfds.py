@@ -54,7 +54,13 @@ def open_tfds(split: str, options: SourceOptions) -> Records:
 
 
 def _classes(builder, label_key: str | None) -> tuple[tuple[str, ...], bool]:
-    """Returns the class names, and True if an image may have several labels."""
+    """Returns the class names, and True if an image may have several labels.
+
+    `label_key` is the name of the feature with the labels; None: labels are not read.
+
+    Raises:
+      UserError: the feature does not exist, or does not contain classes.
+    """
     feature = tfds_feature(builder, label_key or "image")
     if label_key is None:
         return (), False
@@ -90,8 +96,9 @@ def _captions_of(builder, split: str, caption_key: str) -> dict[str, str]:
 def _captions_digest(builder, split: str) -> str:
     """Returns a text that changes if the captions of a split such as `train+test` change.
 
-    It contains the hashes that `vit_jax.prepare` stores, or else sizes in bytes, as hashes would
-    require reading all images.
+    It contains the splits' hashes of captions that `vit_jax.prepare` stores. Without these hashes,
+    it contains the splits' sizes in bytes, which change only if the length of a caption changes.
+    Computing hashes would require reading all images.
     """
     from etils import epath
 

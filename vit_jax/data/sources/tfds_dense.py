@@ -67,7 +67,11 @@ def dense_reader(builder, options: SourceOptions) -> tuple[str, tuple[str, ...],
 
 
 def _only(builder, kind: str, is_one: Callable[[Any], bool]) -> tuple[str, Any]:
-    """Returns the name of the only feature for which `is_one` returns True, and the feature."""
+    """Returns the name of the only feature for which `is_one` returns True, and the feature.
+
+    Raises:
+      UserError: the data set has no such feature, or several. The message names the `kind`.
+    """
     features = builder.info.features
     found = [name for name, feature in features.items() if name != "image" and is_one(feature)]
     if len(found) != 1:
