@@ -72,7 +72,10 @@ def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> No
 
 
 def _print_any_name() -> None:
-    """Makes `print` accept file names that are not UTF-8."""
+    """Makes `print` accept file names that are not UTF-8.
+
+    Their original bytes are written if the output is UTF-8. Otherwise they are escaped.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf_8 = stream.encoding.lower() in ("utf-8", "utf8")
@@ -105,7 +108,13 @@ def _help_asked() -> str | None:
 
 
 def _help(section: str, common: Sequence[str]) -> str:
-    """Returns the help on the command ('' or `full`) or on a section of the config."""
+    """Returns the text for a help flag.
+
+    Args:
+      section: '' or `full`: the command's purpose, flags and config values. The name of a section:
+        only the config values of this section.
+      common: keys of the most frequently changed config values, which are listed for ''.
+    """
     takes_config = "config" in flags.FLAGS
     if section not in ("", "full"):
         return listing(section) if takes_config else ""
@@ -156,7 +165,10 @@ def _flags_of_command() -> str:
 
 @contextlib.contextmanager
 def mistakes():
-    """Context in which a user error is printed as one line, with exit code 2."""
+    """Context in which a user error is printed as one line, with exit code 2.
+
+    It also prints a warning if google-research's package `vit_jax` is importable.
+    """
     if folder := other_package():
         print(
             f"warning: {folder} is google-research/vision_transformer's package of the same name, "
@@ -179,7 +191,7 @@ def other_package() -> Path | None:
 
 
 def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
-    """Defines the flag `--config=FILE.py` with a default. Errors in the file are one line."""
+    """Defines the flag `--config=FILE.py` with a default. A config error is printed as one line."""
     holder = config_flags.DEFINE_config_file("config", None, about)
     flags.FLAGS["config"].parser = _ConfigFile()
     if default and not any(re.match(r"--?config(=|$)", argument) for argument in sys.argv[1:]):
@@ -200,7 +212,7 @@ def read_config(path: str) -> "TypedConfig":
 
 
 def as_in_file(config: ConfigDict) -> ConfigDict | None:
-    """Returns the config as its file has returned it, before flags; None: not from a file."""
+    """Returns the config as its file returned it, before flags; None: it is not from a file."""
     return config.__dict__.get(_AS_IN_FILE)
 
 
@@ -219,7 +231,10 @@ def config_file(name: str) -> str:
 
 
 class _ConfigFault(Exception):
-    """Passes a UserError, which is a ValueError, unchanged through absl's parser of flags."""
+    """Carries a UserError of a config file unchanged through absl's parser of flags.
+
+    absl changes the message of any ValueError, and a UserError is a ValueError.
+    """
 
 
 class _ConfigFile(flags.ArgumentParser):

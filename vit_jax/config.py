@@ -94,7 +94,10 @@ class Config(ConfigDict):
     def copy_and_resolve_references(
         self, visit_map: dict[int, ConfigDict] | None = None
     ) -> "Config":
-        """Returns a copy without references (`FieldReference`), with the user's keys."""
+        """Returns a copy in which references (`FieldReference`) are replaced by their values.
+
+        The copy keeps the record of the keys that the user has set.
+        """
         copied = super().copy_and_resolve_references(visit_map)
         copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
         return copied
@@ -141,7 +144,10 @@ class Config(ConfigDict):
 
 
 def given_keys(config: ConfigDict) -> set[str]:
-    """Returns the dotted keys that were set after the config's file or `base_config` returned."""
+    """Returns the dotted keys of values that the user has set.
+
+    These are all keys that were set after the config's file or `base_config` returned.
+    """
     keys = set()
     for key, value in config.items():
         if isinstance(value, ConfigDict):
@@ -183,7 +189,10 @@ WHOLE_NUMBERS = {"decoder", "epochs", "images", "side", "size", "steps", "window
 
 
 def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str], str]:
-    """Splits a config's argument, such as `model=ViT-S/16,smoke`, whose names have `defaults`.
+    """Splits the argument of a config, such as `model=ViT-S/16,smoke`.
+
+    Args:
+      defaults: all allowed names with their default values.
 
     Returns:
       The values by name, and the part without `name=value`, such as `smoke`, for `choose`.
@@ -362,7 +371,11 @@ def check_options(
 
 
 def unread(options: RunOptions) -> dict[str, str]:
-    """Returns the unmet condition of each changed value without effect, by dotted key."""
+    """Finds values that differ from their defaults, but have no effect.
+
+    Returns:
+      For each such value, by dotted key: the condition under which it would have an effect.
+    """
     changed = [key for key, value in leaves(options) if value != VALUES[key].default]
     needed = {key: needs(options) for key in changed if (needs := VALUES[key].requires)}
     return {key: words for key, words in needed.items() if words}
@@ -440,7 +453,11 @@ def from_json(text: str) -> RunOptions:
 
 
 def differences(saved: str, options: RunOptions) -> list[str]:
-    """Returns the changes of `saved` (JSON) that prevent a resumption, as `key: saved -> new`."""
+    """Returns the changes that prevent a run from being resumed, each as `key: saved -> new`.
+
+    Args:
+      saved: the run's options as JSON.
+    """
     earlier = from_json(saved)
     # Saved values without effect are ignored, because earlier versions accepted them.
     ignored = OPERATIONAL | unread(earlier).keys()

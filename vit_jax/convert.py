@@ -130,7 +130,11 @@ def _check_flags() -> None:
 
 
 def convert_towers(source: str, destination: Path, changes: dict[str, Any]) -> None:
-    """Converts both encoders, and prints descriptions; raises UserError if unsupported."""
+    """Converts the image and the text encoder of an image-text model, and prints descriptions.
+
+    Raises:
+      UserError: the library does not have this model, or a flag does not apply to it.
+    """
     from vit_jax.image_text import open_towers
     from vit_jax.interop.towers_format import Towers
     from vit_jax.interop.towers_writing import FORMATS, library_of_towers, save_towers
@@ -202,7 +206,10 @@ def with_depth_head(checkpoint: Checkpoint, file: str, max_depth: float | None) 
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
-    """Returns lines with the number of tensors, and their names in vit_jax, source and output."""
+    """Returns lines that map parameter names from the source to vit_jax and to the output.
+
+    Parameters that differ only in the number of their layer share a line with their count.
+    """
 
     def kind(*names):
         names = re.sub(r"stages/\d+/\d+", "stages/*/*", ", ".join(names))

@@ -22,7 +22,12 @@ LEAST_SHARE = 0.005  # A class is listed if it has at least this share of the im
 
 
 def new_folder(name: str, overwrite: bool) -> Path:
-    """Returns the folder of `--out`, not created; raises UserError for a file or used folder."""
+    """Checks the folder of the flag `--out`, and returns its path. The folder is not created.
+
+    Raises:
+      UserError: `name` is a file; or the folder contains files and `overwrite` is False; or its
+        parent folder does not exist.
+    """
     folder = Path(name).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out={name} is a file: masks are written to a folder")

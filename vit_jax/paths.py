@@ -11,7 +11,12 @@ CONFIG, MANIFEST = "config.json", "manifest.json"  # Every workdir contains both
 
 
 def check_path(value: object, name: str, instead: str = "") -> None:
-    """Raises UserError if `value` is no path; the message asks for `instead`, or a folder."""
+    """Raises UserError if `value` is not a path.
+
+    Args:
+      name: name of the argument.
+      instead: description of the expected path in the error message; empty: "a folder".
+    """
     if not isinstance(value, str | os.PathLike):
         raise UserError(
             f"{name} is of type {type(value).__name__}, and must be the path of "
@@ -30,7 +35,11 @@ def is_url(source: object) -> bool:
 
 
 def absolute(path: str | Path) -> Path:
-    """Returns the absolute path, with `~` expanded; raises UserError for a bucket's URL."""
+    """Returns the absolute path. `~` is expanded, because shells do not expand it in --flag=~/x.
+
+    Raises:
+      UserError: the path is the URL of a bucket.
+    """
     if is_url(path):
         raise UserError(
             f"Unsupported: a bucket as the place of {path}. Give a folder, and copy it there."

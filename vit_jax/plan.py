@@ -90,7 +90,11 @@ def print_sweep(config, job, where, prices, planner, counts_traffic: bool) -> li
 
 
 def print_plan(config, job, where, prices, planner) -> list:
-    """Prints and returns the run's estimate and, if it does not fit, that of a change that does."""
+    """Prints the estimate of the config's run; returns the printed estimates.
+
+    If the run does not fit into memory, also prints a small change of the config with which it
+    fits.
+    """
     from vit_jax.planning import choices
     from vit_jax.planning.estimate import table
 

@@ -310,7 +310,11 @@ def write_predictions(
 
 
 def output_format() -> str:
-    """Returns the predictions' format: `text`, `csv` or `json`; raises UserError if unclear."""
+    """Returns the format of the predictions: `text`, `csv` or `json`.
+
+    Raises:
+      UserError: the flags contradict each other, or the file's suffix is unknown.
+    """
     asked = [name for name, flag in (("csv", CSV), ("json", JSON)) if flag.value]
     if len(asked) > 1:
         raise UserError("--csv and --json are two formats: give one of them")
@@ -327,7 +331,11 @@ def output_format() -> str:
 
 
 def new_file(flag: flags.FlagHolder) -> Path | None:
-    """Returns the path of an output flag; None: unset. Raises UserError if it is unusable."""
+    """Returns the path of an output flag; None: the flag is not set.
+
+    Raises:
+      UserError: the file exists and `--overwrite` is not set, or the file's folder does not exist.
+    """
     if not flag.value:
         return None
     file = Path(flag.value).expanduser()

@@ -151,7 +151,11 @@ def read_options() -> writer.Options:
 
 
 def print_result(done: writer.Prepared, retrieved: bool) -> None:
-    """Prints the numbers of written and skipped examples, and the flags to train on them."""
+    """Prints the numbers of written and skipped examples, and the flags to train on them.
+
+    Args:
+      retrieved: whether images similar to curated data sets were selected (`--retrieve_for`).
+    """
     made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())
     line = f"{done.folder}: {made} examples"
     if done.removed:

@@ -21,7 +21,10 @@ class Pace:
         self._later, self._begun, self._last = later, time.monotonic(), float("-inf")
 
     def due(self, least: float = 1) -> bool:
-        """Returns True if the rate limit allows a line, `least` seconds after the last one."""
+        """Returns True if another line may be written now.
+
+        The rate limit must allow it, and the last line must be at least `least` seconds old.
+        """
         now = time.monotonic()
         return now - self._last >= max(least, 1 if now - self._begun < MINUTE else self._later)
 
@@ -59,7 +62,10 @@ LINE = MovingLine()  # A process has only one such line, since a terminal has on
 
 
 class Progress:
-    """Shows work done, speed and time left: as a bar, or in a line every ten seconds."""
+    """Shows the work done, the speed and the time left.
+
+    In a terminal or a notebook it is a progress bar. Elsewhere a line is logged every ten seconds.
+    """
 
     def __init__(self, what: str, total: int, unit: str, log: Callable[[str], None] = print):
         self._what, self._total, self._unit, self._log = what, total, unit, log
@@ -67,7 +73,7 @@ class Progress:
         self._start = self._shown_at = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Updates the output for an amount of finished work."""
+        """Updates the output for finished work, if the last update is old enough."""
         now = time.monotonic()
         if self._moves and done >= self._total:
             LINE.clear()

@@ -98,7 +98,11 @@ def check_names(name: str) -> None:
 
 
 def write(source: str, name: str, licence: str, folder: Path) -> None:
-    """Writes a checkpoint's folder and model card, and prints notes; raises UserError if unfit."""
+    """Writes the folder of a checkpoint with its model card, and prints notes.
+
+    Raises:
+      UserError: the checkpoint cannot be read, or cannot be published.
+    """
     import jax
 
     from vit_jax.interop.open import open_checkpoint
@@ -138,7 +142,11 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
 
 
 def expected_depth(source: str, picture: "np.ndarray") -> "np.ndarray":
-    """Returns a depth run's prediction, float32 `[pixels]`, of a uint8 `[height, width, 3]`."""
+    """Returns the depth that a depth run predicts, float32 `[pixels]`.
+
+    Args:
+      picture: the image, uint8 `[height, width, 3]`.
+    """
     from vit_jax.dense import load_depth
 
     model = load_depth(source, log=lambda line: None, dtype="float32")
@@ -146,7 +154,11 @@ def expected_depth(source: str, picture: "np.ndarray") -> "np.ndarray":
 
 
 def has_both_towers(source: str) -> bool:
-    """Returns True if both encoders are to be written; raises UserError if `--to` cannot."""
+    """Returns True if image and text encoder of an image-text model are to be written.
+
+    Raises:
+      UserError: the library `--to` does not support this.
+    """
     from vit_jax.dense import objective_at
 
     tower = TOWER.value
@@ -226,7 +238,10 @@ def check_channels(checkpoint: "Checkpoint") -> None:
 
 
 def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
-    """Returns the checkpoint with class names, or indices, lest readers show ImageNet's names."""
+    """Returns the checkpoint with class names. If it has none, class indices become the names.
+
+    Without class names in the files, libraries may show ImageNet's class names.
+    """
     numbers = tuple(map(str, range(checkpoint.options.num_classes)))
     return checkpoint._replace(class_names=checkpoint.class_names or numbers)
 

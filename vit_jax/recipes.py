@@ -24,7 +24,10 @@ IMAGENET_21K_IMAGES = 14_197_122  # Number of images of the fall 2011 release, 2
 
 
 def pretraining(model: str) -> ConfigDict:
-    """Returns common values of the ViT paper's pre-training (section 4.1; others: table 3)."""
+    """Returns the values common to all pre-training runs of the ViT paper (section 4.1).
+
+    The values that differ between runs are in table 3.
+    """
     config = base_config()
     config.model.name = model
     config.model.head_bias = 0.0
@@ -559,6 +562,8 @@ def bit_hyperrule(
     dataset: str, model: str = "", images: int = 0, side: int = 0, size: int = 0
 ) -> ConfigDict:
     """Returns the config of BiT-HyperRule: fine-tuning with SGD at learning rate 0.003, batch 512.
+
+    The schedule and mixup depend on the number of images.
 
     Args:
       dataset: a key of `TRANSFER`, or `vtab/NAME` for a task of VTAB-1k.

@@ -162,7 +162,7 @@ def text_encoder(source: str | Path, opened: Checkpoint, mesh: Mesh) -> TextEnco
 
 
 def chosen_suites(names: list[str]) -> list[Suite]:
-    """Returns the suites with these names, in display order; raises UserError for others."""
+    """Returns the suites with these names, in display order; raises UserError for unknown names."""
     for name in names:
         if name not in (*SUITES, "all"):
             raise UserError(f"unknown suite {name!r}; {nearest(name, [*SUITES, 'all'])}")
@@ -190,7 +190,10 @@ def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
 
 
 def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
-    """Returns digests of rows by name, and why others are missing: data cannot be opened."""
+    """Returns digests (hashes) of the data by row name, and a text why digests are missing.
+
+    A row whose data cannot be opened has no digest.
+    """
     digests, failures = {}, {}
     for name in measurement.names:
         try:
@@ -240,7 +243,10 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
 def measured_rows(
     suite: Suite, measurement: Measurement, subject: Subject, names: list[str]
 ) -> list[Row]:
-    """Computes rows of a suite's table. A failed row has no metric, but a note."""
+    """Computes rows of a suite's table.
+
+    A row that cannot be computed has no metric, and its note contains the reason.
+    """
     impossible = []
     try:
         try:
@@ -260,7 +266,11 @@ def measured_rows(
 
 
 def square_size(opened, image_size: int | None) -> int:
-    """Returns the side of suites' images in pixels; raises UserError if none is accepted."""
+    """Returns the image size in pixels (height = width) that suites use.
+
+    Raises:
+      UserError: the model does not accept square images.
+    """
     return transfer_crop(image_size or opened.options.image_size).size
 
 

@@ -95,7 +95,12 @@ def page_file(name: str | None) -> Path | None:
 def most_similar(
     model: ImageTextModel, text: str, embeddings: np.ndarray, most: int
 ) -> list[tuple[int, float]]:
-    """Returns indices and cosines of the most similar images, unit norm `[images, dim]`."""
+    """Returns indices and cosine similarities of the images most similar to a text.
+
+    Args:
+      embeddings: embeddings of the images with unit norm, float32 `[images, dim]`.
+      most: maximum number of images.
+    """
     similarities = embeddings @ np.asarray(model.encode_text(text))[0]
     order = np.argsort(-similarities, kind="stable")[:most]
     return [(int(index), float(similarities[index])) for index in order]
@@ -182,7 +187,10 @@ def read_cache(file: Path) -> dict[str, np.ndarray]:
 
 
 def write_cache(file: Path, embeddings: dict[str, np.ndarray]) -> None:
-    """Stores embeddings by key atomically, unless the disk is full."""
+    """Stores embeddings by key atomically.
+
+    If the disk is full, nothing is stored, because the embeddings can be computed again.
+    """
     temporary = file.with_name(f"{file.name}.{os.getpid()}.npz")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

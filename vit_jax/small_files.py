@@ -27,7 +27,12 @@ def check_small(path: str | Path, most: int | None = MOST) -> None:
 
 
 def read_small(path: str | Path, most: int = MOST) -> str:
-    """Returns the text of a small regular file; raises OSError or UnicodeDecodeError."""
+    """Returns the text of a small file.
+
+    Raises:
+      OSError: the file cannot be read, is not a regular file, or is larger than `most` bytes.
+      UnicodeDecodeError: the file is not UTF-8.
+    """
     check_small(path, most)
     return Path(path).read_text(encoding="utf-8")
 

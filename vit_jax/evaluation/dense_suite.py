@@ -96,7 +96,11 @@ class Predicted:
         self._progress = Progress(described.name, len(source), "images", subject.log)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yields index and prediction of each readable image; raises Stopped on `go_on`."""
+        """Yields the index and the prediction of each readable image.
+
+        Raises:
+          Stopped: the evaluation was stopped, because `Subject.go_on` returned False.
+        """
         for index, predicted in self._stream(self._source, self._skip):
             if not self._subject.go_on():
                 raise Stopped
@@ -138,6 +142,8 @@ def dense_measurements(
     | None = None,
 ) -> list[Measurement]:
     """Returns a list with one evaluation (`Measurement`) for each data set of the flag `--set`.
+
+    Without `--set`, the list contains a single `Measurement`. Its method `open` raises UserError.
 
     Args:
       example: example of `--set` with a description, for the error message.

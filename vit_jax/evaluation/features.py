@@ -57,6 +57,8 @@ class Features(NamedTuple):
 class Extractor:
     """Feature extraction with a model, compiled once for a fixed batch size.
 
+    The parameters are arguments of each call, so they may change.
+
     Args:
       batch_size: global batch size; rounded up to a multiple of the mesh's size.
       workers, threads: numbers of processes and threads that decode images; None: chosen

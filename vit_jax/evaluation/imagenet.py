@@ -229,7 +229,13 @@ class Relabelled(Source):
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:
-    """Returns ImageNet's classes of ObjectNet's folders; raises UserError for a bad class map."""
+    """Returns the ImageNet classes of each ObjectNet folder, by the folder's name.
+
+    Folders whose class is not in ImageNet are omitted.
+
+    Raises:
+      UserError: a file of the class map is missing, or the files contradict each other.
+    """
     where = epath.Path(root) / "mappings"
     what = f"a part of ObjectNet's class map: unpack all of objectnet-1.0.zip ({OBJECTNET_URL})"
     folders = _read_json(where / "folder_to_objectnet_label.json", dict, what)
@@ -292,7 +298,10 @@ def open_objectnet(root: str) -> Relabelled:
 
 
 def objectnet_crop(size: int) -> TestCrop:
-    """Returns BiT's ObjectNet transform: the short side is resized to 512 / 480 times `size`."""
+    """Returns BiT's ObjectNet transform for models with an image size of `size` pixels.
+
+    The short side is resized to 512 / 480 times `size`. Then the central square is cropped.
+    """
     return TestCrop(size, "short_side", round(size * 512 / 480))
 
 

@@ -75,7 +75,12 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _closer(mesh: Mesh):
-    """Compiles an update of neighbours, `[test images, neighbours]`, by a block of images."""
+    """Compiles a function that updates the nearest neighbours with a block of training images.
+
+    Its arguments are the features of the test images, the similarities and the classes of their
+    nearest neighbours so far (both `[test images, neighbours]`), and the features and the classes
+    of the block. It returns the new similarities and classes.
+    """
 
     def closer(queries, similarity, classes, rows, row_classes):
         similarities = jnp.matmul(queries, rows.T, precision="highest")
@@ -93,7 +98,11 @@ def _closer(mesh: Mesh):
 
 @functools.cache
 def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
-    """Compiles the weighted votes of the nearest training images, for ascending `counts`."""
+    """Compiles the weighted vote of the nearest training images of each test image.
+
+    The compiled function returns the number of correctly classified images for each number of
+    neighbours in `counts`, which must be in ascending order.
+    """
 
     def count(similarity, classes, labels, temperature):
         # The largest similarity is subtracted from all similarities of an image, because exp(1 /

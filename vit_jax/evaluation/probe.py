@@ -151,7 +151,14 @@ def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
 
 
 def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a tenth of at least ten images; returns its indices, and those of the other images."""
+    """Draws a tenth of the images as the validation set.
+
+    Returns:
+      The indices of the validation images, and the indices of the other images.
+
+    Raises:
+      UserError: there are fewer than ten images.
+    """
     if images < 10:
         raise UserError(
             f"a linear probe needs ten training images to hold one out; there are {images}"
@@ -230,7 +237,10 @@ def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, e
 
 
 def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each feature's mean and std, float32 `[features]`; or the stds' RMS for all."""
+    """Returns the mean and the std of each feature, float32 `[features]`.
+
+    If `each` is False, all features have the same std, the root mean square of all stds.
+    """
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     if not each:
         deviation = np.full_like(deviation, np.sqrt(np.square(deviation).mean()))

@@ -78,7 +78,11 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Returns True if all rows have a metric, or a note that the data allow none."""
+        """Returns True if the suite's rows with these names are complete.
+
+        A row is complete if it has a metric, or a note that the data do not allow the metric.
+        Complete rows are not evaluated again.
+        """
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row and (row.accuracy is not None or row.images) for row in rows)
 

@@ -148,7 +148,10 @@ class SgdProbe:
         return weights
 
     def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
-        """Returns initial weights (std 0.01) and biases (0, the last row) of each feature set."""
+        """Returns the initial weights (std 0.01) and biases (0) of each feature set.
+
+        The arrays are float32 `[features + 1, classes]`. The last row contains the biases.
+        """
         rng, starts = np.random.default_rng((SEED, 1)), {}
         for name, columns in self.choices.items():
             width = len(range(features)[columns])
@@ -160,6 +163,8 @@ class SgdProbe:
         self, weights: Weights, of: Features, rows: np.ndarray | None = None
     ) -> dict[str, list[float]]:
         """Returns a dict from each feature set to its accuracies, one for each learning rate.
+
+        A prediction is correct if it is one of the image's labels.
 
         Args:
           rows: indices of the images to evaluate; None: all images.
@@ -181,7 +186,10 @@ class SgdProbe:
 
 
 def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields batches of permuted rows, int `[size]`, without the incomplete last of an epoch."""
+    """Yields the image indices of each step's batch, int `[size]`.
+
+    Each epoch permutes `rows` at random. The incomplete last batch of an epoch is dropped.
+    """
     rng, order = np.random.default_rng((seed, 2)), []
     for _ in range(steps):
         if len(order) < size:

@@ -53,7 +53,12 @@ def scale_of(subject: Subject, options: Options) -> float:
 
 
 def open_ranged(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens test images with depth maps; raises UserError without them or a depth head."""
+    """Opens the test images of a data set with their depth maps.
+
+    Raises:
+      UserError: the checkpoint has no depth head, or the data cannot be opened or have no depth
+        maps.
+    """
     described = tested_set(described, "depth", options, subject.log)
     source = open_source(
         described.kind,

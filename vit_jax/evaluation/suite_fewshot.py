@@ -39,7 +39,10 @@ from vit_jax.evaluation.suite import (
 
 
 def parse_sets(texts: Sequence[str]) -> list[DataSet]:
-    """Parses values of the flag `--set`, which describe data sets of different names."""
+    """Parses values of the flag `--set`, which describe data sets.
+
+    Their names must be different, because each name labels a row of the result table.
+    """
     described = [data_set(text) for text in texts]
     if len({one.name for one in described}) < len(described):
         names = ", ".join(one.name for one in described)

@@ -31,7 +31,10 @@ from vit_jax.evaluation.suite import (
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """Returns the checkpoint's evaluation transform, changed by `--test_resize`."""
+    """Returns the checkpoint's evaluation transform.
+
+    If `--test_resize` is set, the short side is resized to this number of pixels before the crop.
+    """
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])

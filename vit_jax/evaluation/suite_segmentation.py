@@ -37,7 +37,12 @@ METRICS = {"mIoU": "miou", "mean accuracy": "mean_accuracy", "pixel accuracy": "
 
 
 def open_masked(described: DataSet, options: Options, subject: Subject) -> Source:
-    """Opens test images with masks in the segmenter's classes; raises UserError without them."""
+    """Opens a data set's test images with their masks. The classes have the segmenter's indices.
+
+    Raises:
+      UserError: the data cannot be opened or have no masks, or their classes differ from the
+        segmenter's.
+    """
     if subject.dense.task == TASK:
         names = subject.segmenter.class_names
     else:

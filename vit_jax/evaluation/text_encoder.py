@@ -54,7 +54,10 @@ class TextEncoder:
         self._loaded: tuple[Callable, dict] | None = None
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns the L2-normalized embeddings of all texts, float32 `[texts, dim]`."""
+        """Returns the L2-normalized embeddings of all texts, float32 `[texts, dim]`.
+
+        Every process of the run gets all embeddings.
+        """
         if self._loaded is None:
             graphdef, params, shardings = self._load()
             self._loaded = self._compiled(graphdef, shardings), params

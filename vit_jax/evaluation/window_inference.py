@@ -66,6 +66,8 @@ def in_windows(
 class WindowInference:
     """Computes maps (class or depth of each pixel) of images of any size.
 
+    The model is compiled once, for a fixed size and number of windows.
+
     Args:
       mesh: mesh of devices of a single process.
       squeezed: True: each image is resized to a single window. False: sliding windows.

@@ -42,13 +42,16 @@ def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), *
         legend = dict(frameon=False, fontsize="small")
         if len(series) <= 4:
             axes.legend(**legend)
-        else:  # A legend with many lines is drawn outside the axes; it would cover the lines.
+        else:  # Outside the axes, because a legend with many lines would cover the data.
             figure.legend(loc="outside right upper", **legend)
     return figure
 
 
 def _draw_line(axes, points: Sequence[Mapping[str, Any]], x: str, y: str, label: str | None):
-    """Draws a line through a metric's mean (0 to 1) at each point, with the std as error bars."""
+    """Draws a line through a metric's mean (0 to 1) at each point, with the std as error bars.
+
+    `label` is the text in the legend; None: the line is not in the legend.
+    """
     if not isinstance(at(points[0], x), str):
         points = sorted(points, key=lambda point: at(point, x))
     means = [100 * statistics.mean(point[y]) for point in points]

@@ -88,7 +88,7 @@ def annotation(mask: np.ndarray, objects: np.ndarray, part: int) -> dict[str, An
 
 
 def split_files(folder: Path, suffixes: set[str] | Sequence[str]) -> dict[str, list[Path]]:
-    """Returns the images below a folder by split; raises UserError below `TEST_EVERY` files."""
+    """Returns the images below a folder by split; raises UserError for too few files."""
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in suffixes)
     if len(files) < TEST_EVERY:
         raise UserError(f"{folder} has {len(files)} images, and must have {TEST_EVERY} or more")

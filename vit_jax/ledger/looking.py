@@ -164,7 +164,11 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
 
 
 def test_images(workdir: str | Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """Returns test images, uint8 `[images, height, width, 3]`, and the objects' bool masks."""
+    """Returns the first test images of a run, and masks of the objects that the labels name.
+
+    The run is on generated images, for which masks are known. The images are uint8 `[images,
+    height, width, 3]`, and the masks bool `[images, height, width]`.
+    """
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 

@@ -26,7 +26,12 @@ OPTIONS = dict(
 
 
 def prepared(study: Study) -> tuple[Path, dict[str, Path]]:
-    """Writes missing photographs and checkpoints; returns the folder, and paths by `FEATURES`."""
+    """Writes photographs and checkpoints, if they are missing, and returns their paths.
+
+    Returns:
+      The folder of photographs; and the paths of two checkpoints of DINOv2-S/14, one with trained
+      and one with random weights, by the names in `FEATURES`.
+    """
     data, options, checkpoints = study.out / "photos", study.options, {}
     if not data.exists():
         compose_all(options["stamps"], CLASSES, options["backgrounds"], data, IMAGES)

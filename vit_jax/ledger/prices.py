@@ -82,7 +82,10 @@ def known_mfus(folder: Path) -> dict[str, float | None]:
 
 
 def step_of(config: RunOptions) -> str:
-    """Returns the values of `TELLING` as text: `ViT-B/16 model.dropout=0.1 batch_size=4096`."""
+    """Returns the config values that determine a step's MFU (`TELLING`), as text.
+
+    Example: `ViT-B/16 model.dropout=0.1 batch_size=4096`.
+    """
     values = dict(leaves(config))
     others = (f"{key}={values[key]}" for key in TELLING[1:] if values.get(key))
     return " ".join([values[TELLING[0]], *others])

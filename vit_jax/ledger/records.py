@@ -114,7 +114,10 @@ def why_apart(experiment: Experiment) -> str:
 
 
 def read_study(folders: Sequence[Path]) -> dict[str, Any]:
-    """Reads scale and flags from `study.json` in the first folder, else the paper's scale."""
+    """Reads the scale and the flags of an experiment from `study.json` in its first folder.
+
+    If there is no such file, the folder contains separate runs at the paper's scale.
+    """
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}")
@@ -123,7 +126,10 @@ def read_study(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def command_of(name: str, study: Study) -> str:
-    """Returns the command that makes the results; absolute paths become `--wheel=WHEEL`."""
+    """Returns the command that reproduces the results of an experiment.
+
+    An absolute path is replaced by the flag's name: `--wheel=/data/x.whl` becomes `--wheel=WHEEL`.
+    """
     scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
     flags = ""
     for key, value in study.options.items():
@@ -189,7 +195,10 @@ def with_verdict(
 
 
 def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Splits a verdict into a judgement ("agrees with the claim") and a reason with scale."""
+    """Splits a verdict into the judgement, such as "agrees with the claim", and the reason.
+
+    The reason starts with the scale of the runs, such as "At 16 pixels, 600 steps: ".
+    """
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
 
@@ -207,7 +216,11 @@ def path_of(record: Mapping[str, Any], folder: Path) -> Path:
 
 
 def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
-    """Writes a record; returns its path; raises UserError if the old one has more runs."""
+    """Writes a record and returns its path.
+
+    Raises:
+      UserError: there is a record of this experiment with more runs, which would be replaced.
+    """
     path = path_of(record, folder)
     if path.exists():
         before = json.loads(path.read_text())["runs"]["finished"]

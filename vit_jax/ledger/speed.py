@@ -13,7 +13,10 @@ IMAGES = 8  # Batch size per device.
 def kept(
     study: Study, how: Callable[..., dict[str, float]], models: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Returns `how(model, size, turns)` for each model and image size, and stores new results."""
+    """Returns the results of `how(model, size, turns)` for each model and image size.
+
+    They are stored in the study's folder, so that a later call need not repeat the measurements.
+    """
     file = study.out / "measured.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     known = {(row["model"], row["size"]) for row in rows}
@@ -36,7 +39,10 @@ def fits(model: str, size: int) -> bool:
 
 
 def timed(model: str, size: int, turns: int) -> dict[str, float]:
-    """Measures the speed of inference in images/s, and an image's memory in MB."""
+    """Measures inference: images/s, and the memory for each additional image in MB.
+
+    The speed is the median of `turns` measurements of one second.
+    """
     from vit_jax.benchmarks.bench_inference import compile_ours, make_ours
     from vit_jax.benchmarks.bench_train import fast_dtype, take_turns
     from vit_jax.runs.memory_check import program_memory

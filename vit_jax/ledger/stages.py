@@ -133,7 +133,9 @@ def trial_of(
     make: Make,
     more: Mapping[str, Any] | None = None,
 ) -> Trial | None:
-    """Returns the run for a combination of factors; None if `make` returns None.
+    """Returns the run for a combination of factors.
+
+    None: `make` returned None, because there is no such run or its checkpoint is missing.
 
     Args:
       make: function that returns the run's config and overrides.

@@ -119,7 +119,11 @@ class Study:
         ]
 
     def workdir(self, stage: str, **factors: Any) -> Path | None:
-        """Returns the workdir of the only finished run with these factors; None: none."""
+        """Returns the workdir of the finished run with these factors; None if there is none.
+
+        Raises:
+          ValueError: several runs have these factors.
+        """
         trials = self.finished(stage, **factors)
         if len(trials) > 1:
             raise ValueError(f"{len(trials)} runs of {stage} have {factors}")
@@ -150,7 +154,7 @@ class Study:
         return list(points.values())
 
     def figure(self, trial: Trial, name: str) -> float:
-        """Returns a finished run's metric; with the prefix `best `, the highest evaluation."""
+        """Returns a finished run's metric; with the prefix `best `, its highest value so far."""
         if name == "exaflops":
             return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)
@@ -304,7 +308,11 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
 
 
 def check_data(trials: Sequence[Trial], study: Study) -> None:
-    """Opens the data sets that unfinished runs need; raises UserError if one is missing."""
+    """Opens each data set that unfinished runs need, so that missing data are reported at once.
+
+    Raises:
+      UserError: a data set cannot be opened.
+    """
     pending = [trial for trial in trials if study.outcome(trial).figures is None]
     for trial in {_of_data(trial.job): trial for trial in pending}.values():
         open_all(config_of(trial.job), replaced=[other.name for other in study.data.values()])
@@ -313,7 +321,11 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
 def rehearsed(
     experiment: Experiment, out: Path, options: Mapping[str, Any], scale: str
 ) -> list[Trial]:
-    """Returns all runs of a study without starting them."""
+    """Returns all runs of a study without starting them.
+
+    The best choices, such as learning rates, are not known before training. The first choices are
+    used instead.
+    """
     study = Rehearsal(out, options, scale=scale)
     for stage in experiment.stages:
         study.trials += stage(study)

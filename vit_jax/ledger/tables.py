@@ -28,7 +28,10 @@ def spread(values: Iterable[float]) -> str:
 
 
 def written(figure: float | None) -> str:
-    """Formats a number with four significant digits (all before the point); None: empty."""
+    """Formats a number with four significant digits, such as `0.1235`; None: an empty string.
+
+    Integers and numbers above 1,000 keep all digits before the decimal point.
+    """
     if figure is None:
         return ""
     if figure == int(figure):
@@ -142,7 +145,7 @@ def comparison_table(table: published.Table, figures: Mapping[str, Mapping[str, 
 
 
 def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> Pairs:
-    """Returns pairs (published value, our value) for the cells, by row and column, of both."""
+    """Returns pairs (published value, our value) for the cells that are in both tables."""
     printed = table.by_model()
     return {
         row: {

@@ -95,6 +95,8 @@ def few_labels(
         `objective__teacher` is the name of another start, whose run is the teacher.
       steps: number of steps of pre-training runs, unless the overrides define it.
       tuning_steps: number of steps of fine-tuning runs.
+      seeds: random seeds. A fine-tuning run has the seed of its pre-training run, and a student has
+        the seed of its teacher.
       only_teach: names of starts that are not fine-tuned, such as tokenizers.
     """
 

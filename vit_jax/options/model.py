@@ -90,7 +90,14 @@ class ImageOptions:
     )
 
     def __post_init__(self) -> None:
-        """Checks the values (or raises UserError), and gives equal values one form."""
+        """Checks the values, and converts equal values to one form.
+
+        Lists become tuples, `image_size` a pair, and `mean` and `std` one number if all channels
+        have the same.
+
+        Raises:
+          UserError: a value has a wrong type or is out of bounds.
+        """
         check_options(self)
         for name in options_of(type(self)):
             if isinstance(value := getattr(self, name), list):
@@ -480,7 +487,10 @@ FAMILY_OPTIONS = (ViTOptions, BiTOptions, ConvNeXtOptions, SwinOptions, DVAEOpti
 
 
 def _section_of_families() -> type:
-    """Returns the class of the section `model`: arguments of all families, None by default."""
+    """Returns the class of the section `model`: arguments of all families, None by default.
+
+    If families share an argument's name, help and rule come from the first family.
+    """
     name = option(
         "ViT-B/16",
         text(),

@@ -112,7 +112,10 @@ def unless(holds: bool, words: str) -> str:
 
 
 def only_with(key: str, *values: Any) -> Callable[[Any], str]:
-    """Returns an `Option.requires`: `key` has one of these values; without values, it is set."""
+    """Returns an `Option.requires`: the option at `key` must have one of these values.
+
+    Without values it must not be None, 0 or empty.
+    """
 
     def missing(config: Any) -> str:
         value = functools.reduce(getattr, key.split("."), config)

@@ -168,7 +168,10 @@ def _data_classes(config: RunOptions, source: Source) -> int:
 
 
 def with_classes_of(config: RunOptions, source: Source) -> RunOptions:
-    """Returns the config with `data.num_classes`, if the objective has a class head."""
+    """Returns the config with `data.num_classes` set, if the objective has its own class head.
+
+    If `data.num_classes` is None, it becomes the data set's number of classes.
+    """
     if not objective_of(config.objective.name).own_classes:
         return config
     return with_values(config, {"data.num_classes": _data_classes(config, source)})
@@ -205,7 +208,11 @@ def learned_classes(config: RunOptions, source: Source) -> tuple[str, ...]:
 
 
 def step_count(config: RunOptions, images: int) -> int:
-    """Returns `config.steps`, or whole batches of `config.epochs`; raises UserError if none."""
+    """Returns the run's number of steps: `config.steps`, or the whole batches of `config.epochs`.
+
+    Raises:
+      UserError: all epochs together have fewer images than one batch.
+    """
     steps = config.steps or int(config.epochs * images / config.batch_size)
     if steps < 1:
         raise UserError(
@@ -216,7 +223,10 @@ def step_count(config: RunOptions, images: int) -> int:
 
 
 def with_images_of(config: RunOptions, origin: Origin) -> RunOptions:
-    """Returns the config with the interpolation and the mean of the checkpoint to start from."""
+    """Returns the config with the interpolation and the mean of the checkpoint to start from.
+
+    A value that the config sets itself is kept.
+    """
     mean = origin.options.mean
     mean = mean if isinstance(mean, tuple) else (mean,)
     return with_values(config, {"data.interpolation": origin.interpolation, "model.mean": mean})

@@ -144,7 +144,14 @@ _urls: dict[Path, str] = {}
 
 
 def fetched(url: str) -> Path:
-    """Copies a bucket's workdir, without checkpoints, to a local folder; returns the folder."""
+    """Copies a workdir in a bucket, without its checkpoints, to a local folder.
+
+    Returns:
+      The local folder.
+
+    Raises:
+      UserError: the bucket cannot be used.
+    """
     url = url.rstrip("/")
     if len(url.split("/")) < 4:
         raise UserError(f"{url} is a whole bucket: give a folder in it, {url.rstrip('/')}/RUN")
@@ -225,7 +232,11 @@ class Upload:
                 raise
 
     def flush(self) -> None:
-        """Copies changed files, the report (the end mark) last; raises UserError if it fails."""
+        """Copies the changed files. The report is copied last, because it marks a finished run.
+
+        Raises:
+          UserError: a file cannot be copied.
+        """
         with self._one_at_a_time:
             changed = {}
             for path in self._workdir.rglob("*"):

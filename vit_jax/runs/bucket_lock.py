@@ -60,7 +60,10 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock, after waiting for a heartbeat if another host's process holds it.
+        """Takes the lock.
+
+        If a process of another host holds the lock, this method first waits for a heartbeat. If
+        there is no heartbeat, the lock is taken over.
 
         Raises:
           UserError: another run holds the lock, or the bucket cannot be used.
@@ -135,7 +138,14 @@ class BucketLock:
         return sign is not None and sign.token == self._token and self._newest() == self._number
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free (returns a holder that died), or held: raises UserError."""
+        """Waits until the lock is free, or until it is known that the lock's holder still runs.
+
+        Returns:
+          The previous holder, if it ended without releasing the lock; None if it released the lock.
+
+        Raises:
+          UserError: the holder still runs.
+        """
         first, until = None, 0.0
         while True:
             if (sign := self._read(number)) is None:

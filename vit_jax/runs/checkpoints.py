@@ -309,7 +309,10 @@ class Checkpoints:
             self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
 
     def _unreadable_figures(self) -> Iterator[tuple[Path | epath.Path, str]]:
-        """Yields checkpoints with invalid metrics, because of which Orbax would list none."""
+        """Yields each checkpoint whose metrics are invalid JSON, and the error.
+
+        If such a checkpoint exists, Orbax lists no checkpoints at all.
+        """
         for figures in self.folder.glob("[0-9]*/metrics/metrics"):
             try:
                 json.loads(figures.read_text())
@@ -369,14 +372,21 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """Converts a train state, without its frozen model, and metrics to a checkpoint's items."""
+    """Converts a train state and metrics to a checkpoint's items.
+
+    Checkpoints contain no frozen model, so the frozen model in the state is omitted.
+    """
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["objective_state"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
-    """Converts a checkpoint's items to the train state, with an empty `frozen`, and the metrics."""
+    """Converts a checkpoint's items to the train state and the metrics.
+
+    `frozen` in the train state is an empty dict, because checkpoints contain no frozen model. The
+    calling code must replace it.
+    """
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}
@@ -444,7 +454,11 @@ def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
 
 
 def _alone() -> ocp.Context:
-    """Returns an Orbax context in which a process reads alone, without waiting for others."""
+    """Returns an Orbax context in which this process reads without waiting for other processes.
+
+    With Orbax's default context, all processes would wait forever if one of them cannot read a
+    file.
+    """
     alone = ocp.Context()
     alone.multiprocessing.active_processes = {jax.process_index()}
     alone.multiprocessing.primary_host = jax.process_index()

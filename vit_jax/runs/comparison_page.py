@@ -146,7 +146,11 @@ def _panels(runs: Sequence[RunFiles]) -> Sequence[tuple[str, str, float]]:
 
 
 def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> list[list[str]]:
-    """Returns counts of images that two runs predict right, with the p-value of McNemar's test."""
+    """Returns a table row for each pair of runs that have predictions for the same images.
+
+    A row counts the images that both runs, only the first, only the second and no run predict
+    correctly, and contains the p-value of McNemar's test.
+    """
     rows = []
     for (one, first), (other, second) in itertools.combinations(zip(runs, names, strict=True), 2):
         pair = one.predictions, other.predictions
@@ -185,7 +189,10 @@ def _normal_tail(one: int, other: int) -> float:
 
 
 def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
-    """Returns each run's accuracy on the most different classes; None: nothing to compare."""
+    """Returns a table with each run's accuracy on the classes in which the runs differ most.
+
+    None: fewer than two runs have predictions, or their classes differ.
+    """
     with_predictions = [
         (run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None
     ]
@@ -215,7 +222,11 @@ def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
 
 
 def _most_different(accuracies: np.ndarray) -> np.ndarray:
-    """Returns the indices of the classes that differ most in accuracies, `[runs, classes]`."""
+    """Returns the indices of the classes whose accuracies differ most between the runs.
+
+    Args:
+      accuracies: `[runs, classes]`, NaN for classes without images.
+    """
     tested = np.flatnonzero(np.isfinite(accuracies).all(axis=0))
     spread = accuracies[:, tested].max(axis=0) - accuracies[:, tested].min(axis=0)
     return tested[np.argsort(-spread, kind="stable")][:MOST_CLASSES]

@@ -88,7 +88,10 @@ def _class_differences(before, now) -> Iterator[str]:
 
 
 def fits_head(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Returns True if the numbers of classes and the indices of common classes are equal."""
+    """Returns True if a run's head can be used for other data.
+
+    The numbers of classes must be equal, and common classes must have the same index in both.
+    """
     classes = saved.get("num_classes")
     if classes != current.get("num_classes"):
         return False

@@ -34,7 +34,12 @@ class Feed:
         self.idle_seconds = 0.0  # Time during which the devices waited for batches.
 
     def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
-        """Returns the next batch; adds the devices' idle time after `running` is ready."""
+        """Returns the next batch.
+
+        Args:
+          running: an output array of the current step. The devices are idle from the moment when it
+            is ready until the next batch is ready. This time is added to `idle_seconds`.
+        """
         while True:
             since = time.perf_counter()
             try:

@@ -110,7 +110,10 @@ class Evaluator:
         return figures | {"images": images}
 
     def counts(self) -> ClassCounts | None:
-        """Returns the last evaluation's counts by class; None: not one label for each image."""
+        """Returns the numbers of images and predictions by class in the last evaluation.
+
+        None: an image does not have exactly one label.
+        """
         if not self.answers:
             return None
         return class_counts(self.answers["labels"], self.answers["answer"])
@@ -247,7 +250,10 @@ class Evaluator:
         return batch | {"numbers": np.resize(chosen, size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Copies a batch's views and indices to the devices."""
+        """Copies a batch's views and indices to the devices.
+
+        Every process passes the whole batch, and copies the rows of its own devices.
+        """
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in self._entries}, self._mesh)
 

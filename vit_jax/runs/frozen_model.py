@@ -118,7 +118,14 @@ def _with_heads(
     model: nnx.Module,
     sources: dict[str, Callable],
 ) -> tuple[WithHeads, dict[str, Callable]]:
-    """Adds the heads of the checkpoint's objective to a frozen model, and to the sources."""
+    """Adds the heads of the checkpoint's objective to a frozen model.
+
+    Returns:
+      The model with heads, and functions that read its parameters, by path.
+
+    Raises:
+      UserError: the checkpoint has no parameters of the objective `spec.objective`.
+    """
     start, objective = f"config.objective.teacher={spec.source!r}", checkpoint.objective
     if objective is None or objective.name != spec.objective:
         raise UserError(

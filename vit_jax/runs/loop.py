@@ -147,7 +147,10 @@ def _take_workdir(
 
 
 def _check_files(config: RunOptions, workdir: Path) -> None:
-    """Raises UserError if files of the objective, such as a tokenizer, are only in the workdir."""
+    """Raises UserError if files of the objective, such as a tokenizer, no longer exist.
+
+    The message names the flag that uses the copies in the workdir.
+    """
     objective, copies = objective_of(config.objective.name), workdir / OBJECTIVE_FILES
     if not objective.files_option or not copies.is_dir():
         return
@@ -367,7 +370,10 @@ class Run:
         self.log.begin(step)
 
     def _log(self, step: int, logging: bool) -> None:
-        """Writes an earlier step's metrics and queues this step's: no step waits for the host."""
+        """Writes the metrics of an earlier step, and queues the metrics of this step.
+
+        They are written while the devices compute the next step, so no step waits for the host.
+        """
         self.log.flush()
         if logging:
             self.ledger.move("data", self.feed.idle_seconds)
@@ -378,7 +384,10 @@ class Run:
             self.log.look(step, self.metrics)
 
     def _check(self, step: int, logging: bool, waiting: bool) -> None:
-        """Checks that the run owns its workdir and, if `waiting`, that the loss is finite."""
+        """Checks that the run still owns its workdir, and that the loss is finite.
+
+        The loss is only checked if `waiting` is True: the run waits for this step anyway.
+        """
         if self.lock and (waiting or logging):
             self.lock.check()
         if waiting:

@@ -204,7 +204,10 @@ def _changes(config: RunOptions, micro: int, remat: str, fsdp: int) -> Changes:
 
 
 def groups_within(config: RunOptions, micro_batches: int) -> Changes:
-    """Returns the change of `dino.koleo_group` that micro-batches require; empty: none."""
+    """Returns the change of `dino.koleo_group` that this number of micro-batches requires.
+
+    A micro-batch must consist of whole KoLeo groups. Empty: no change is necessary.
+    """
     dino, size = config.dino, config.batch_size // micro_batches
     if (
         config.objective.name != "dino"
@@ -286,7 +289,10 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
 
 
 def program_memory(compiled: jax.stages.Compiled) -> int:
-    """Returns a compiled program's memory in bytes: arguments, temporaries and new results."""
+    """Returns the memory of a compiled program on a device in bytes.
+
+    It includes arguments, temporary arrays, and results that do not reuse an argument's memory.
+    """
     sizes = compiled.memory_analysis()
     new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new

@@ -118,7 +118,12 @@ class PeriodicEvaluation:
         return figures
 
     def _write(self, step: int, figures: Figures, row: dict[str, float], kept: int | None) -> None:
-        """Writes metrics of `step` or `kept`, and the predictions of the last evaluated split."""
+        """Writes metrics to `metrics.jsonl`, and the predictions for the last evaluated split.
+
+        Args:
+          row: metrics of evaluation suites.
+          kept: the step of the evaluated parameters, if it differs from `step`.
+        """
         if not self._writer:
             return
         kept_step = {} if kept is None else {"kept/step": kept}
@@ -168,7 +173,11 @@ class PeriodicEvaluation:
         return f"note: never predicted in the {SPOKEN[split]} images: {shown}{more}"
 
     def last_report(self, state: State) -> Callable[[], Path]:
-        """Computes the report in all processes; returns a function that writes it in one."""
+        """Computes the pictures of the final report. All processes must call this method.
+
+        Returns:
+          A function that writes the report. Only process 0 calls it.
+        """
         params, program = self._parts.program.evaluated(state).params, self._parts.program
         step = int(state["step"])  # With early stopping it is less than `Parts.steps`.
         seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())

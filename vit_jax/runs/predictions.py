@@ -119,7 +119,11 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
 
 
 def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs of a true and a wrong class, `[pairs, 2]`, and counts in descending order."""
+    """Counts the confusions: pairs of a true class and a wrongly predicted class.
+
+    The images must have one class each. Returns the pairs, `[pairs, 2]`, and the number of images
+    of each pair, `[pairs]`, the most frequent first.
+    """
     wrong = predictions.mistakes
     pairs = np.stack([predictions.labels[wrong].max(axis=1), predictions.answer[wrong]], axis=1)
     pairs, counts = np.unique(pairs, axis=0, return_counts=True)

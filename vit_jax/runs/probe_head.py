@@ -50,7 +50,10 @@ def with_probe_head(parts: Parts, params: dict, log: Callable[[str], None]) -> d
 
 
 def _groups(parts: Parts) -> np.ndarray | None:
-    """Returns each training image's group, `[images]`; None: no groups, or not a slice."""
+    """Returns the group of each training image, `[images]`, for cross-validation of the probe.
+
+    None: the config has no groups, or the training split is not a slice.
+    """
     source, given = parts.splits.train, parts.overrides.groups
     named = parts.config.data.groups if given is None else given
     if named is None or not isinstance(source, Subset):

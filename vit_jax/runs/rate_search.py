@@ -44,7 +44,11 @@ def check_sweep(config: RunOptions) -> None:
 
 
 def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[float, Job]:
-    """Returns the runs that compare rates, by rate; raises UserError if splits share images."""
+    """Returns the runs that compare learning rates, by rate. They read no test images.
+
+    Raises:
+      UserError: the splits share images.
+    """
     held_out = _held_out_values(config)
     rates = dict.fromkeys(config.sweep.rates)
     if config.sweep.resnet_rates and has_resnet(config):
@@ -60,7 +64,10 @@ def rate_jobs(config: RunOptions, folder: Path, flags: tuple[str, ...]) -> dict[
 def seed_jobs(
     config: RunOptions, folder: Path, flags: tuple[str, ...], rate: float
 ) -> dict[int, Job]:
-    """Returns the runs at the best learning rate, on all training images, by seed."""
+    """Returns the runs at the best learning rate, by seed.
+
+    They train on all training images, and are evaluated on the test images only at their end.
+    """
     values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
     return {
         seed: changed(folder / f"seed-{seed}", flags, values | {"seed": seed})
@@ -119,7 +126,11 @@ def check_data(jobs: Collection[Job], config: RunOptions) -> None:
 
 
 def open_held_out(config: RunOptions) -> None:
-    """Opens the splits of `held_out_splits`, to raise a UserError before any run starts."""
+    """Opens the two splits of `held_out_splits`, to detect errors before any run starts.
+
+    Raises:
+      UserError: a split cannot be opened.
+    """
     splits = open_splits(held_out_config(config))
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
         for line in lacking(name, source):
@@ -158,7 +169,10 @@ def best_rate(outcomes: dict[float, Outcome]) -> float:
 
 
 def check_seeds(seeds: dict[int, Job], rate: float) -> None:
-    """Raises UserError if a seed's run was trained with another rate than the best one now."""
+    """Raises UserError if a seed's run was trained with another learning rate than the best one.
+
+    This happens if the user adds rates to a finished sweep, and one of them is better.
+    """
     for job in seeds.values():
         file = job.workdir / CONFIG
         if file.exists():

@@ -289,7 +289,10 @@ def panels_of(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
 
 
 def _why_no_answers(run: RunFiles) -> str:
-    """Returns why the report of an evaluated run shows no predictions; empty: it shows others."""
+    """Returns the reason why the report of an evaluated run shows no predictions.
+
+    Empty: no evaluation yet, or the report shows other results, such as retrieved images.
+    """
     if not run.figures or run.retrievals or run.worst:
         return ""
     return (

@@ -91,7 +91,10 @@ def open_splits(
 
 
 def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
-    """Returns True if two splits, named by options, share images; False for synthetic data."""
+    """Returns True if two splits of the config's data share images; False for synthetic data.
+
+    `one` and `other` are names of options, such as `train_split` and `dev_split`.
+    """
     if SOURCES[config.data.source].made_up:
         return False
     images = len(train.source) if isinstance(train, Subset) else MANY

@@ -93,7 +93,10 @@ def _objects(outputs: Detected) -> dict[str, Any]:
 
 
 def _depths(outputs: Ranged) -> dict[str, Any]:
-    """Returns the variables of `segments.html`: images with true and predicted depths."""
+    """Returns the variables of `segments.html`: images with true and predicted depths.
+
+    The colour scale spans the image's true depths. Pixels of unknown true depth are black.
+    """
     figures, (nearest, farthest) = [], outputs.range
     for index, rmse, predicted in outputs.shown:
         image, true = decode(outputs.source[index].image), outputs.source.fields_of(index)[DEPTH]

@@ -70,7 +70,9 @@ class TrainLog:
         self._pending = step, metrics
 
     def check(self, step: int, metrics: dict) -> None:
-        """Logs the number of updates skipped since the last check, as they were not finite.
+        """Logs the number of updates skipped since the last check.
+
+        An update is skipped if its loss or gradient is not finite.
 
         Raises:
           UserError: too many consecutive updates were skipped.
@@ -124,7 +126,12 @@ class TrainLog:
     def _row(
         self, step: int, sums: dict, before: tuple[int, float, float]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns a row for `metrics.jsonl`, and means, from metrics' sums since the last row."""
+        """Returns a step's row for `metrics.jsonl`, and the metrics' means since the last row.
+
+        Args:
+          sums: sums of the metrics since the last row.
+          before: the last row's step, and the values that `_clock` returned for that row.
+        """
         done, seconds = step - before[0], self._clock()[0] - before[1]
         # If the loss was not finite in any step, the means are NaN. NaN is written as null.
         finite = float(sums["steps"]) or float("nan")
@@ -175,7 +182,11 @@ class Suspicion:
         self._constant: float | None = None  # The accuracy, if all rows so far have the same.
 
     def remark(self, means: dict[str, float], images: int) -> str | None:
-        """Returns a warning if the loss is 0, or the accuracy always 0 or 1 in `images` images."""
+        """Returns a warning if the loss is 0, or if the accuracy has always been 0 or always 1.
+
+        None: no reason for a warning, or there was one before. `images` is the number of images
+        trained on since the first step.
+        """
         if self._over:
             return None
         first, accuracy = self._constant is None, means.get("accuracy")

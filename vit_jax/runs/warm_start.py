@@ -251,7 +251,10 @@ def _class_notes(
 def _with_kept_objective(
     origin: Origin, config: RunOptions, stored: ObjectiveParams, params: dict, state: dict
 ) -> Origin:
-    """Returns a copy of `origin` that also reads the objective's parameters from the checkpoint."""
+    """Returns a copy of `origin` that also reads the objective's parameters from the checkpoint.
+
+    State items that the objective carries over (`Objective.carried`) are also read.
+    """
     name, changed_options = stored.name, _changed_options(config, stored)
     new, dropped = _differing_parts(config, stored, params)
     shapes = {path: shape for path, shape in _shapes(params).items() if _top(path) not in new}
@@ -274,7 +277,11 @@ def _with_kept_objective(
 
 
 def _carried(config: RunOptions, stored: ObjectiveParams, shapes: Shapes) -> dict[str, Tensor]:
-    """Returns the stored state that the objective carries over, with checked shapes."""
+    """Returns the state items in the checkpoint that the objective carries over.
+
+    Raises:
+      UserError: their shapes differ from those in the run.
+    """
     carried = objective_of(config.objective.name).carried
     found = {
         path: x for path, x in stored.state.items() if _top(path) in carried and path in shapes
@@ -315,7 +322,14 @@ def _changed_options(config: RunOptions, stored: ObjectiveParams) -> dict[str, A
 def _differing_parts(
     config: RunOptions, stored: ObjectiveParams, params: dict
 ) -> tuple[list[str], list[str]]:
-    """Returns the modules of only the run, and of only the checkpoint, if these are optional."""
+    """Compares an objective's optional modules, such as a caption decoder.
+
+    Returns:
+      Names of the modules that only the run has, and names of those that only the checkpoint has.
+
+    Raises:
+      UserError: only the checkpoint has a module that must not be dropped.
+    """
     optional = set(objective_of(config.objective.name).optional)
     parts = {_top(path) for path in stored.shapes()} if stored.shapes else set(params)
     new = [part for part in params if part not in parts and part in optional]
@@ -334,7 +348,11 @@ def _top(path: str) -> str:
 
 
 def objective_shapes(objective: ObjectiveParams, options: ImageOptions) -> Shapes:
-    """Returns an objective's shapes in a checkpoint, by path; raises UserError if unfit."""
+    """Returns the shapes of an objective's parameters in a checkpoint, by path.
+
+    Raises:
+      UserError: the objective's options are invalid or incompatible with the model.
+    """
     if objective.shapes:
         return objective.shapes()
     config, kind = base_config(), OBJECTIVES[objective.name]

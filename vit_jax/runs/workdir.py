@@ -136,7 +136,11 @@ def _write(workdir: Path, manifest: dict, config: str) -> None:
 
 
 def _belongs(workdir: Path, config: RunOptions, manifest: dict) -> SavedRun | None:
-    """Returns the run in `workdir` if it may be continued (else UserError); None: no run."""
+    """Returns the run in `workdir` that this config continues; None: a new run can start.
+
+    Raises:
+      UserError: the run has another config or other data, or `workdir` contains other files.
+    """
     saved = saved_run(workdir)
     if saved is None:
         _check_empty(workdir)
@@ -169,7 +173,10 @@ def _check_empty(workdir: Path) -> None:
 
 
 def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int) -> None:
-    """Raises UserError if a saved run has another config and cannot be extended to this config."""
+    """Raises UserError if a saved run has another config and cannot be extended to this config.
+
+    A run can be extended only if its training does not depend on its length.
+    """
     differing = configs.differences(configs.to_json(saved.config), config)
     if not differing:
         return
@@ -225,7 +232,11 @@ def _as_saved(manifest: dict) -> dict:
 
 
 def steps_of(workdir: Path, config: RunOptions) -> int | None:
-    """Returns a saved run's steps, if it may continue with changed data at the same length."""
+    """Returns the number of steps of a saved run that may continue with changed data.
+
+    None: the config determines the number. It has another length, it does not accept changed data,
+    or there is no saved run.
+    """
     saved = saved_run(workdir) if config.data.changed == "accepted" else None
     if saved is None:
         return None
@@ -387,11 +398,19 @@ def commit_of_package() -> str:
 
 
 def workdir_at(place: str | Path) -> Path:
-    """Returns a workdir's folder: for a URL a local copy; raises UserError for a bad bucket."""
+    """Returns the folder of a workdir. For a URL, it is a local folder with copies of the files.
+
+    Raises:
+      UserError: the bucket cannot be used.
+    """
     return fetched(str(place)) if is_url(place) else absolute(place)
 
 
 def place_of(source: str | Path) -> tuple[Path, str]:
-    """Splits `WORKDIR@best` into folder and checkpoint; raises UserError for a bad bucket."""
+    """Splits `WORKDIR@best` or `WORKDIR@3000` into the workdir's folder and the checkpoint's name.
+
+    Raises:
+      UserError: the bucket cannot be used.
+    """
     workdir, which = split_checkpoint(source)
     return fetched(workdir) if is_url(source) else Path(workdir), which

@@ -69,7 +69,14 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def __enter__(self):
-        """Takes the lock, after waiting for a heartbeat; raises UserError if another run has it."""
+        """Takes the lock.
+
+        If a process of another host holds the lock, this method first waits for a heartbeat. If
+        there is no heartbeat, the lock is taken over.
+
+        Raises:
+          UserError: another run holds the lock.
+        """
         while True:
             newest = self._newest()
             left_by = self._wait(newest) if newest else None
@@ -121,7 +128,14 @@ class Lock:
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Waits until the lock is free (returns a holder that died), or held: raises UserError."""
+        """Waits until the lock is free, or until it is known that the lock's holder still runs.
+
+        Returns:
+          The previous holder, if it ended without releasing the lock; None if it released the lock.
+
+        Raises:
+          UserError: the holder still runs.
+        """
         seen, until = None, 0.0
         while True:
             try:
@@ -278,7 +292,12 @@ def this_process(inode: int = 0) -> Holder:
 
 
 def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
-    """Returns whether the holder still has the lock; `locked`: its `flock`; None: unknown here."""
+    """Returns whether the process in a lock file still holds the lock; None: unknown here.
+
+    Args:
+      inode: inode of the lock file.
+      locked: whether a process holds the file's `flock`; None: `flock` is not supported.
+    """
     if holder.boot != _boot():
         return None
     if holder.inode != inode:  # The lock file was copied together with the workdir.

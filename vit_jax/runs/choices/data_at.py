@@ -103,7 +103,11 @@ def check_no_run(path: str) -> None:
 
 
 def of_kind(kind: str, path: str) -> DataAt:
-    """Recognizes the splits at a path of a known `data.source`; raises UserError without any."""
+    """Recognizes the splits of the data set at a path. Its kind (`data.source`) is known.
+
+    Raises:
+      UserError: the path contains no data set of this kind, or its layout is ambiguous.
+    """
     if kind == "tfds":
         splits = tuple(tfds_builder(path).info.splits)
         return DataAt(kind, path, splits, "a prepared TFDS data set")
@@ -149,7 +153,10 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
 
 
 def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
-    """Returns the data set of a folder of classes or splits, or in a single such folder."""
+    """Returns the data set of a folder that contains folders.
+
+    The inner folders are classes or splits, or a single folder that contains the data set.
+    """
     images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
         raise UserError(_no_folders(path, images))
@@ -265,7 +272,14 @@ def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str
 
 
 def _groups_in(names: Sequence[str], pattern: str, shown: str) -> list[str]:
-    """Returns the pattern's first group of each file name; [] if too few names match `shown`."""
+    """Returns the group of each file name by a pattern; [] if too few names contain a group.
+
+    For example, `(patient[0-9]+)` finds the group `patient7` in `patient7_left.png`.
+
+    Args:
+      pattern: regular expression whose first capturing group is the group.
+      shown: regular expression that matches only names that contain a group.
+    """
     matches = [match for name in names if (match := re.search(pattern, name))]
     showing = sum(bool(re.search(shown, name)) for name in names)
     if len(matches) < len(names) or showing < GROUPED * len(names):

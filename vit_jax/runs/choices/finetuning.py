@@ -160,7 +160,11 @@ def _first_split(config: RunOptions, keys: Collection[str], data_set: DataAt) ->
 def _groups(
     config: RunOptions, user_keys: Collection[str], source: Source, named: dict[str, str]
 ) -> list[Choice]:
-    """Chooses `data.groups` if file names show groups that slices of the data set would divide."""
+    """Chooses `data.groups`, so that images of a group are in the same split.
+
+    The result is empty if no split is a slice of the data set, if the file names contain no groups,
+    or if the user has set `data.groups`.
+    """
     sliced = any("[" in (split or "") for split in named.values())
     if not sliced or config.data.groups is not None or "data.groups" in user_keys:
         return []
@@ -177,7 +181,10 @@ def _groups(
 def _check_apart(
     config: RunOptions, named: dict[str, str], user_splits: Collection[str], train: Source
 ) -> None:
-    """Raises UserError if a user's split shares images with an automatic one, in `named` by key."""
+    """Raises UserError if a split that the user has set shares images with an automatic split.
+
+    `named` contains all splits by config key, and `user_splits` the keys that the user has set.
+    """
     for one in sorted(user_splits):
         for other in sorted(named.keys() - user_splits):
             pair = (key.removeprefix("data.") for key in (one, other))

@@ -99,7 +99,11 @@ def _choices(config: RunOptions, data_set: DataAt) -> list[Choice]:
 
 
 def _unlabelled(path: str) -> DataAt:
-    """Recognizes a folder with images at any depth, and its splits, or other labelled data."""
+    """Recognizes a folder with images for training without labels, and its splits.
+
+    The images may be in inner folders of any depth. Other data, such as a CSV, are recognized like
+    a labelled data set.
+    """
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
         return data_at(path)
     whole = DataAt("folder", path, ("all",), "a folder of images")

@@ -112,7 +112,7 @@ class Delivery:
             self._keep(self._sent)
 
     def _tried(self, act: Callable[[], None]) -> bool:
-        """Calls `act`; returns False if it fails. Only the first of several errors is logged."""
+        """Calls `act`; returns False if it fails. Logs only the first of consecutive errors."""
         try:
             act()
         except Exception as error:  # The library may raise any exception; training continues.
@@ -152,7 +152,10 @@ class Delivery:
             self._keep(settled)
 
     def _keep(self, sent: dict) -> None:
-        """Writes the record of sent rows, unless the workdir was deleted."""
+        """Writes the record of sent rows.
+
+        If the workdir was deleted, nothing is written. The run's lock detects the deletion.
+        """
         with contextlib.suppress(FileNotFoundError):
             self._file.parent.mkdir(exist_ok=True)
             temporary = self._file.with_suffix(".tmp")
