@@ -105,7 +105,11 @@ class _Adapter:
         self.report = Fit([], [], [], [])
 
     def source(self, path: str, shape: tuple[int, ...]) -> Read:
-        """Returns a function that reads a parameter of the adapted model."""
+        """Returns a function that reads a parameter of the adapted model.
+
+        Raises:
+          UserError: the checkpoint lacks the parameter, or its shape cannot be adapted.
+        """
         stored = self._stored(path, shape)
         same_shape = stored is not None and stored.shape == shape
         if path.startswith(self.rules.heads) and (self.new_head or not same_shape):
@@ -129,7 +133,7 @@ class _Adapter:
 
         The list `dropped` contains parameters that the new model does not use. The list `copied`
         contains parameters of all layers that the new model stores in each layer, such as a shared
-        table of relative position biases.
+        table of relative position biases. `paths` contains the paths of the new model's parameters.
         """
         stored = self.checkpoint.shapes
         used = {self.rules.source_of(path, stored) for path in paths}

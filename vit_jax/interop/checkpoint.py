@@ -117,6 +117,7 @@ def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
     """Returns a module with its parameters, which are read and copied to the first device.
 
     Args:
+      module: a module with shapes in place of arrays.
       sources: maps the path of each parameter to a function that reads the parameter.
     """
     shapes = parameter_shapes(module)

@@ -83,7 +83,13 @@ def read_depth_head(
 def _options(
     file: str, params: dict[str, np.ndarray], backbone: ImageOptions, max_depth: float | None
 ) -> DepthOptions:
-    """Returns the options of the training objective `depth` that create a published head."""
+    """Returns the options of the training objective `depth` that create a published head.
+
+    If `max_depth` (in metres) is None, it is derived from the data set in the file's name.
+
+    Raises:
+      UserError: the head does not fit the backbone, or the data set is unknown.
+    """
     if max_depth is None:
         name = Path(file).name.lower()
         max_depth = next((most for word, most in RANGES.items() if word in name), None)
@@ -106,7 +112,11 @@ def _options(
 
 
 def _renamed(file: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Converts the tensors of a depth head to vit_jax's layout; returns them by vit_jax's path."""
+    """Converts the tensors of a depth head to vit_jax's layout; returns them by vit_jax's path.
+
+    Raises:
+      UserError: the file does not contain a depth head of DINOv2.
+    """
     renamed = {}
     for name, array in tensors.items():
         module, _, kind = name.removeprefix(START).rpartition(".")

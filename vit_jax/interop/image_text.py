@@ -332,7 +332,11 @@ def _values_of_run(source: str, workdir: Path) -> dict[str, Any]:
 
 
 def _read_form(path: Path) -> tuple[TextFormat, Tensors]:
-    """Returns the text tower in another library's file or folder, and all tensors of the model."""
+    """Returns the text tower in another library's file or folder, and all tensors of the model.
+
+    Raises:
+      UserError: there is no text tower, or the files are damaged.
+    """
     config, tensors = read_files(path)
     return _form(path, config, tensors), tensors
 

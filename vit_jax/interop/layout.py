@@ -29,6 +29,7 @@ def _layout(there: Callable, view: Callable) -> Layout:
     """Returns a layout from two functions, one for writing files and one for reading files.
 
     Args:
+      there: called with vit_jax's array; returns the library's tensor.
       view: called with the library's tensor and the shape of vit_jax's array; returns a view of the
         tensor with this shape.
     """
@@ -101,7 +102,10 @@ def names_of(rule: Rule) -> tuple[str, ...]:
 def torch_dense(
     ours: str, theirs: str, kernel: Layout = LINEAR, bias: Layout = FLAT
 ) -> tuple[Rule, Rule]:
-    """Returns the rules for kernel and bias of a PyTorch layer."""
+    """Returns the rules for kernel and bias of a PyTorch layer.
+
+    `ours` is vit_jax's path of the layer, a regular expression; `theirs` is the library's name.
+    """
     return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(
         f"{ours}/bias", f"{theirs}.bias", bias
     )

@@ -112,7 +112,8 @@ class Format(NamedTuple):
       claims: called with `config` and `tensors`; returns True if the files contain a model in this
         format.
       arguments: called with the renamed tensors, `config` and the image size for which the model is
-        loaded (or None). Returns the model's arguments, and a text with the assumptions made.
+        loaded (or None). Returns the model's arguments, and a text with the assumptions made
+        (empty: none). Raises UserError if the model is unsupported.
       rules: called with the model's arguments; returns the rules for the model's parameters.
       describe: called with the model's arguments; returns the content of `config.json`. Raises
         UserError if the library has no model with these arguments.
@@ -155,12 +156,13 @@ class Library(NamedTuple):
         changed tensors and config, for example without a common prefix of all names.
       unknown: called with `config` and `tensors` that match no format; returns an error message.
       preprocessing: called with `config`, the content of `preprocessor_config.json` and the number
-        of channels. Returns a dict with mean and std of pixels, the preprocessing of images, and a
-        text with the assumptions made.
+        of channels. Returns a dict with mean and std of pixels and perhaps `image_size`, the
+        preprocessing of images (None: unknown), and a text with the assumptions made.
       class_names: called with `config`; returns the class names, or an empty list.
       probabilities: called with `config` and the number of classes; returns the kind of
         probabilities, `softmax` or `sigmoid`.
-      files: returns the JSON files to write, by name; None: the library has no such files.
+      files: returns the JSON files to write, by name; None: the library has no such files. Raises
+        UserError if the library does not support the preprocessing's kind of crop.
       written: True if models can be written in the library's formats.
     """
 
@@ -211,7 +213,11 @@ class Library(NamedTuple):
     def writes_objective(
         self, model: type[ImageModel], values: Values, name: str, objective_values: Values
     ) -> bool:
-        """Returns True if the library's files can contain an objective's parameters."""
+        """Returns True if the library's files can contain an objective's parameters.
+
+        `values` are the model's arguments. `name` and `objective_values` are the name of the
+        objective and the values of `config.objective`.
+        """
         known = self.format_of(model, values).objective
         if known is None or known.name != name or known.describe is None:
             return False

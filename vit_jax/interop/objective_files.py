@@ -150,7 +150,10 @@ def write_objective_files(
     state: dict[str, np.ndarray],
     model_values: dict[str, Any] | None = None,
 ) -> None:
-    """Writes an objective's parameters, state and config values into a model's folder."""
+    """Writes an objective's parameters, state and config values into a model's folder.
+
+    Of the model's arguments, `model_values`, only those in `MODEL_VALUES` are written.
+    """
     arrays = params | {_STATE + key: array for key, array in state.items()}
     write_safetensors(folder / TENSORS, {path: np.asarray(array) for path, array in arrays.items()})
     content: dict[str, Any] = dict(name=name, values=values)

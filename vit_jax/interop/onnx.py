@@ -492,6 +492,7 @@ class _Graph:
         """Returns the name of a MatMul operand `[batch axes..., rows, columns]`.
 
         Args:
+          value: the operand before its axes are moved and merged.
           rows: axes that are merged to the rows; empty: there is one row.
           columns: axes that are merged to the columns; empty: there is one column.
           keeps_rows: move the axes `rows` without merging them.

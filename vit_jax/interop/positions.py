@@ -26,7 +26,8 @@ def fixed_table(grid: tuple[int, int], dim: int) -> np.ndarray:
 def is_fixed(table: Tensor, grid: tuple[int, int] | None = None) -> bool:
     """Returns True if a table equals the sine-cosine position embeddings of masked autoencoders.
 
-    `grid` is the rows and columns of patches; None: the grid is square.
+    The table is `[1, embeddings, dim]`. `grid` is the rows and columns of patches; None: the grid
+    is square.
     """
     if len(table.shape) != 3 or table.shape[-1] % 4:
         return False

@@ -166,6 +166,8 @@ def _with_defaults(config: dict) -> dict:
 
 def _of_convnext(config: dict) -> dict:
     """Converts the settings of ConvNeXt's processor to those of other processors."""
+    # From 384 pixels on, ConvNeXt's processor resizes images to a square. For smaller sizes, it
+    # resizes the short side and crops the centre.
     side = min(_sides(config["size"]).values(), default=384)
     square = {"height": side, "width": side}
     if side >= 384:

@@ -81,13 +81,20 @@ def function_of(model) -> Callable:
 
 
 def any_batch(shape: tuple[int, ...], dtype: np.dtype):
-    """Returns shape and dtype of a batch of inputs, with a symbolic batch size."""
+    """Returns shape and dtype of a batch of inputs, with a symbolic batch size.
+
+    `shape` is the shape of one input.
+    """
     (batch,) = jax.export.symbolic_shape("batch")
     return jax.ShapeDtypeStruct((batch, *shape), dtype)
 
 
 def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> dict[str, Any]:
-    """Returns the metadata that a server needs: the preprocessing of images, and class names."""
+    """Returns the metadata that a server needs: the preprocessing of images, and class names.
+
+    `dtype` is the dtype of the program's images. `preprocessing` is the checkpoint's; None:
+    unknown.
+    """
     seen, size = preprocessing or DEFAULT_PREPROCESSING, model.image_size
     smoothed = seen.interpolation not in ("bilinear", "area")
     facts = {

@@ -138,7 +138,12 @@ def _old_name(name: str) -> str:
 
 
 def _head(tensors: Arrays, start: str, last: str) -> Arrays:
-    """Returns the parameters of one head, by vit_jax's path within the head."""
+    """Returns the parameters of one head, by vit_jax's path within the head.
+
+    Raises:
+      UserError: the head does not consist of an MLP of three layers with biases and of prototypes
+        without biases.
+    """
     taken = {f"{start}.mlp.{index}.{part}" for index in (0, 2, 4) for part in ("weight", "bias")}
     plain, apart = f"{start}.{last}.weight", [f"{start}.{last}.weight_{part}" for part in "gv"]
     taken |= set(apart if apart[0] in tensors else [plain])

@@ -145,7 +145,10 @@ def _options(
     image_size: int | tuple[int, int] | None,
     objective: ObjectiveParams | None,
 ) -> tuple[ImageOptions, Preprocessing | None, str]:
-    """Returns the model's options, its preprocessing, and a text with the assumptions made."""
+    """Returns the model's options, its preprocessing, and a text with the assumptions made.
+
+    Arguments in `objective.model_values` replace those that the model's own files imply.
+    """
     values, assumed = form.arguments(tensors, config, image_size)
     statistics, preprocessing, unknown = library.preprocessing(
         config, _read_json(path, PREPROCESSOR), values["channels"]

@@ -103,7 +103,10 @@ _LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"
 
 
 def is_torch_file(source: str) -> bool:
-    """Returns True for the path of a PyTorch file, such as `a.pth` or `a.pth@KEY`."""
+    """Returns True for the path of a PyTorch file, such as `a.pth` or `a.pth@KEY`.
+
+    KEY is the key of a dict of tensors in the file.
+    """
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
@@ -190,7 +193,11 @@ def _path_and_key(source: str) -> tuple[str, str]:
 
 
 def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | None) -> list[str]:
-    """Writes the tensors of an author's file to a timm checkpoint; returns notes for the user."""
+    """Writes the tensors of an author's file to a timm checkpoint; returns notes for the user.
+
+    `folder` must be empty. `pixels` is the mean and std of the preprocessing, a key of `PIXELS`;
+    None: the values that the authors use.
+    """
     heads, notes = None, []
     try:
         heads = read_heads({name: array for name, array in named if OWNS.match(name)})
@@ -213,7 +220,7 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
 
 
 def _model_tensors(named: list[tuple[str, Any]]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Separates the model's tensors from the names of those used in pre-training only.
+    """Returns the model's tensors by name, and the names of tensors used in pre-training only.
 
     Raises:
       UserError: two tensors have the same name.
@@ -246,7 +253,11 @@ def _preprocessing_note(preprocessing: dict) -> str:
 
 
 def _read(path: str, key: str, destination: Path) -> None:
-    """Runs a process that writes the tensors of a PyTorch file to a safetensors file."""
+    """Runs a process that writes the tensors of a PyTorch file to a safetensors file.
+
+    Raises:
+      UserError: the file cannot be read, or contains objects other than tensors.
+    """
     done = subprocess.run(
         [sys.executable, "-I", "-c", _READ, path, str(destination), key],
         capture_output=True,
@@ -278,6 +289,9 @@ def _write_with_config_files(
 ) -> Path:
     """Writes tensors with unchanged names to a folder, and copies the library's JSON files.
 
+    `described` is the path of the JSON file that describes the model, and `weights` the name of the
+    new weights file.
+
     Raises:
       UserError: `pixels` is given, but the JSON files define the normalization.
     """
@@ -295,7 +309,11 @@ def _write_with_config_files(
 def _of_openai(
     tensors: dict[str, np.ndarray], read: Path, pixels: str | None
 ) -> tuple[Path, list[str]]:
-    """Writes DALL-E's encoder with unchanged names; returns the result of `unpack`."""
+    """Writes DALL-E's encoder with unchanged names; returns the result of `unpack`.
+
+    Raises:
+      UserError: `pixels` is given, although this encoder has a fixed normalization.
+    """
     if pixels is not None:
         raise UserError(
             f"--pixels={pixels} is not for DALL-E's encoder, which maps pixels in its own way"

@@ -82,7 +82,10 @@ def text_arrays(rules: Sequence[Rule], text_part: TextPart, title: str) -> Array
 
 
 def similarity_arrays(text_part: TextPart, shape: tuple[int, ...]) -> Arrays:
-    """Returns the tensor `logit_scale` and, if the model has a bias, the tensor `logit_bias`."""
+    """Returns the tensor `logit_scale` and, if the model has a bias, the tensor `logit_bias`.
+
+    `shape` is the shape of each tensor, such as `()` or `(1,)`.
+    """
     arrays = {"logit_scale": np.full(shape, text_part.logit_scale, np.float32)}
     if text_part.logit_bias is not None:
         arrays["logit_bias"] = np.full(shape, text_part.logit_bias, np.float32)

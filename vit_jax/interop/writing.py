@@ -112,7 +112,10 @@ def save(
 def content_of(
     form: Format, title: str, options: ImageOptions, read: Callable[[str], Any]
 ) -> Content:
-    """Converts a model to the content of a library's files, without an objective's parameters."""
+    """Converts a model to the content of a library's files, without an objective's parameters.
+
+    `read` is called with the path of a parameter and returns the parameter.
+    """
     shapes, values = parameter_shapes(sketch(options)), asdict(options)
     described = form.describe(values)
     mapped = form.number(entries(form.rules(values), shapes, title), values)
@@ -204,7 +207,10 @@ def _without_effect(model: type[ImageModel], values: Values) -> set[str]:
 
 
 def compare_parameters(written: Checkpoint, title: str, read: Callable[[str], Any]) -> None:
-    """Raises UserError if a parameter in the written files differs from the original parameter."""
+    """Raises UserError if a parameter in the written files differs from the original parameter.
+
+    `read` is called with the path of a parameter and returns the original parameter.
+    """
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
             raise UserError(f"{title} does not store {path} exactly")

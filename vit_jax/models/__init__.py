@@ -91,6 +91,8 @@ def model_options(
     Args:
       name: one of `MODELS`, or a similar name: a ViT size with any patch size, a hybrid with any
         ViT size, or a BiT with any width factor.
+      num_classes: width of the head; 0: no head.
+      image_size: pixels, or (height, width).
       **overrides: further options of the model; they replace the values that the name implies.
 
     Raises:

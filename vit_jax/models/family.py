@@ -173,7 +173,10 @@ def parse_axes(text: str) -> Axes:
 
 
 def match_axes(table: Iterable[tuple[str, str]], path: str, rank: int) -> Axes | None:
-    """Returns the axes of a parameter from a table like `Family.axes`; None: no entry matches."""
+    """Returns the axes of a parameter from a table like `Family.axes`; None: no entry matches.
+
+    The first entry that matches both the path and the number of axes, `rank`, is used.
+    """
     for end, text in table:
         axes = parse_axes(text)
         if len(axes.names) == rank and re.search(rf"(^|/){end}$", path):

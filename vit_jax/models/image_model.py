@@ -71,7 +71,10 @@ class About:
         self.name = name
 
     def for_classes(self, names: tuple[str, ...], probabilities: str) -> "About":
-        """Returns a copy of this metadata with other class names."""
+        """Returns a copy of this metadata with other class names.
+
+        `probabilities` is a key of `PROBABILITIES`: `softmax` or `sigmoid`.
+        """
         other = copy.copy(self)
         other.class_names, other.probabilities = names, probabilities
         return other

@@ -74,6 +74,8 @@ class ImageTextModel(nnx.Module):
     def encode_text(self, texts: str | Sequence[str]) -> jax.Array:
         """Returns L2-normalized embeddings of texts, float32 `[texts, dim]`.
 
+        Texts that are too long for the text tower are truncated.
+
         Raises:
           UserError: `texts` is empty.
         """
@@ -130,7 +132,8 @@ def class_embeddings(
     """Returns the embedding of each class, float32 `[classes, dim]`.
 
     A class has one text for each template: the template with the class name in place of `{}`. The
-    class's embedding is the mean of the embeddings of its texts, scaled to unit L2 norm.
+    class's embedding is the mean of the embeddings of its texts, scaled to unit L2 norm. `encode`
+    returns L2-normalized embeddings of texts, `[texts, dim]`.
     """
     at_once, means = max(1, MOST_EMBEDDED // len(templates)), []
     for start in range(0, len(names), at_once):

@@ -149,7 +149,10 @@ def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _initializer(draw: Callable[[np.random.Generator, np.ndarray], None]) -> Initializer:
-    """Returns an initializer whose values are drawn by the function `draw`."""
+    """Returns an initializer whose values are drawn by the function `draw`.
+
+    `draw` overwrites a float32 array with random values from a NumPy generator.
+    """
 
     def initializer(key, shape, dtype=np.float32):
         def on_host(words):
@@ -208,13 +211,17 @@ class Scheme(NamedTuple):
 def _falling(make: Callable[[float], Initializer], std: float) -> Callable[..., dict]:
     """Returns `Scheme.own` for a `Scheme.out` whose std falls with the layer: BEiT's rule.
 
-    The std is divided by sqrt(2 (layer + 1)), where `layer` is counted from 0.
+    The std is divided by sqrt(2 (layer + 1)), where `layer` is counted from 0. With
+    `torch_convolution`, `std` is a factor of PyTorch's default values.
     """
     return lambda layer, depth, sub_norm: {"out": make(std / math.sqrt(2 * (layer + 1)))}
 
 
 def _of_beit(std: float) -> "Scheme":
-    """Returns BEiT's initializers: normal distributions with std `std`, truncated at one std."""
+    """Returns BEiT's initializers: normal distributions with std `std`, truncated at one std.
+
+    The std of `Scheme.out` is smaller in later layers (`_falling`).
+    """
     drawn, own = cut_normal(std), _falling(cut_normal, std)
     return Scheme(drawn, lambda inputs: zeros, drawn, zeros, *[drawn] * 3, own, drawn, drawn)
 

@@ -200,7 +200,10 @@ def placing(
 
 
 def rising(rate: float, number: int, layers: int) -> float:
-    """Returns a layer's stochastic depth rate, which rises linearly from 0 to `rate`."""
+    """Returns a layer's stochastic depth rate, which rises linearly from 0 to `rate`.
+
+    `number` is the layer's index, from 0, and `layers` the number of layers.
+    """
     return rate * number / max(1, layers - 1)
 
 

@@ -223,7 +223,11 @@ def spread_offsets(table: jax.Array) -> jax.Array:
     """
 
     def spread(x):
-        """Expands a table of offsets along one axis to all pairs of a query and a key."""
+        """Expands a table of offsets along one axis to all pairs of a query and a key.
+
+        The table `x` has the shape `[2 side - 1, ...]`, the result `[side, side, ...]`. Element
+        [query, key] of the result is `x[query - key + side - 1]`.
+        """
         side = (len(x) + 1) // 2
         # The table, reversed and padded to 2 * side entries, is repeated `side` times. Reshaping
         # the copies to rows of 2 * side - 1 entries shifts row i by i positions.
@@ -239,7 +243,13 @@ def spread_offsets(table: jax.Array) -> jax.Array:
 
 
 class BiasLayout(NamedTuple):
-    """The layout of a table of attention biases, `[offsets, heads]`, as in BEiT."""
+    """The layout of a table of attention biases, `[offsets, heads]`, as in BEiT.
+
+    The table has a row for each offset between two patches (position of the query minus position of
+    the key), in raster order. If there are other tokens, such as the class token, three more rows
+    follow: from another token to a patch, from a patch to another token, and between two other
+    tokens.
+    """
 
     grid: tuple[int, int]
     prefix: int
@@ -413,7 +423,10 @@ def mixed_frequencies(heads: int, head_dim: int, rngs: nnx.Rngs) -> jax.Array:
 
 
 def mixed_rotation(places: np.ndarray, frequencies: jax.Array) -> Rotation:
-    """Returns cosines and sines for learned frequencies, `[tokens, heads, head_dim]` each."""
+    """Returns cosines and sines for learned frequencies, `[tokens, heads, head_dim]` each.
+
+    `places` is the result of `places_of`, and `frequencies` that of `mixed_frequencies`.
+    """
     angles = jnp.einsum("tp,phf->thf", places, frequencies.astype(jnp.float32), precision="highest")
     angles = jnp.repeat(angles, 2, axis=-1)
     return jnp.cos(angles), jnp.sin(angles)

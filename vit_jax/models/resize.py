@@ -41,7 +41,10 @@ def resize_positions(
 
 
 def resize_axis(table: np.ndarray, length: int, kind: str = "linear") -> np.ndarray:
-    """Interpolates the rows of a table, `[old length, dim]` to `[length, dim]`."""
+    """Interpolates the rows of a table, `[old length, dim]` to `[length, dim]`.
+
+    `kind` is one of `POSITION_RESIZES`.
+    """
     if kind == "linear":
         return _zoom(np.asarray(table), (length / len(table), 1))
     return interpolation(len(table), length, kind) @ np.asarray(table)

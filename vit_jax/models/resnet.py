@@ -435,7 +435,10 @@ def classifier(inputs: int, options: HeadOptions, rngs: nnx.Rngs) -> nnx.Linear 
 def linear_head(
     inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs, std: float = 0.0
 ) -> nnx.Linear:
-    """Returns a classification head in float32; its kernel is drawn with `std`, or zeros for 0."""
+    """Returns a linear classification head in float32, whose biases are initially `bias`.
+
+    `std` is the standard deviation of the initial kernel; 0: zeros.
+    """
     return nnx.Linear(
         inputs,
         num_classes,

@@ -139,7 +139,7 @@ def log_offsets(window: tuple[int, int], unit: tuple[int, int]) -> np.ndarray:
     """Returns the log-scaled offsets in a window, float32 `[2 height - 1, 2 width - 1, 2]`.
 
     Offset d is mapped to sign(d) log2(1 + 8 |d| / (M - 1)) / log2(8), where M is the side of the
-    pre-training windows. In the pre-training windows the result lies between -1.06 and 1.06.
+    pre-training windows (`unit`). In these windows the result lies between -1.06 and 1.06.
     """
     axes = [
         np.arange(1 - side, side) * (8 / max(1, base - 1))
@@ -180,6 +180,7 @@ class WindowAttention(nnx.Module):
     k, times a learned factor of each head, at most 100.
 
     Args:
+      window: height and width of the windows.
       unit: height and width of the pre-training windows, used by version 2.
     """
 
@@ -205,7 +206,10 @@ class WindowAttention(nnx.Module):
         )
 
     def __call__(self, x: jax.Array, shift: tuple[int, int]) -> jax.Array:
-        """Maps `[batch, height, width, dim]` to the same shape."""
+        """Maps `[batch, height, width, dim]` to the same shape.
+
+        `shift` is the number of rows and of columns by which the windows are shifted.
+        """
         height, width = x.shape[1:3]
         if any(shift):
             x = jnp.roll(x, (-shift[0], -shift[1]), axis=(1, 2))
@@ -324,6 +328,7 @@ class SwinBlock(nnx.Module):
     The scales of V2's norms start at zero, so each block is initially the identity.
 
     Args:
+      window: height and width of the windows.
       shifted: shift the windows by half of their height and width. An axis with only one window is
         not shifted.
       unit: height and width of the pre-training windows, used by version 2.
@@ -346,7 +351,10 @@ class SwinBlock(nnx.Module):
         self.mlp = Mlp(stack, rngs=rngs)
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None, stochastic_depth: float) -> jax.Array:
-        """Maps `[batch, height, width, dim]` to the same shape."""
+        """Maps `[batch, height, width, dim]` to the same shape.
+
+        `stochastic_depth` is the probability that an image skips a branch in training.
+        """
         several = self.shifted and [
             size > side for size, side in zip(x.shape[1:3], self.window, strict=True)
         ]
@@ -471,7 +479,10 @@ class Swin(ImageModel):
         )
 
     def _make_stage(self, stage: int, stack: Stack, rngs: nnx.Rngs) -> None:
-        """Creates the blocks of a stage; every second block has shifted windows."""
+        """Creates the blocks of a stage; every second block has shifted windows.
+
+        `stage` is counted from 1.
+        """
         options, index = self.options, stage - 1
         window = windows(self.grid, options.window, len(options.blocks))[index]
         unit = (options.pretrained_windows[index],) * 2 if options.pretrained_windows else window

@@ -98,6 +98,8 @@ def _opened(
 def text_options(options: ContrastiveOptions, output_dim: int, dtype: str) -> TextOptions:
     """Returns the arguments of a run's text tower.
 
+    `output_dim` is the width of the image tower's embeddings.
+
     Raises:
       UserError: the tokenizer does not exist, or the number of heads does not divide the width.
     """

@@ -301,7 +301,10 @@ def _clip_tokenizer(tokenizers: Any, folder: Path) -> Any:
 
 
 def _byte_pairs(tokenizers: Any, model: Any, words: str, start: str, end: str) -> Any:
-    """Returns a byte-pair tokenizer that adds a start token and an end token to each text."""
+    """Returns a byte-pair tokenizer that adds a start token and an end token to each text.
+
+    The regular expression `words` splits texts into words.
+    """
     made = tokenizers.Tokenizer(model)
     pre_tokenizers = tokenizers.pre_tokenizers
     split = pre_tokenizers.Split(tokenizers.Regex(words), behavior="removed", invert=True)
@@ -341,6 +344,8 @@ def _of_open_clip(
 
 def _open_clip_cleaning(text: dict[str, Any], default: str) -> Clean:
     """Returns the function that cleans texts as `text_cfg` in open_clip's config prescribes.
+
+    `default` is the name of the function if `text`, the content of `text_cfg`, has none.
 
     Raises:
       UserError: the cleaning is unsupported, or ftfy is not installed.

@@ -46,7 +46,11 @@ def encode_merged(
 
 
 def _mean(merge: Callable, before: jax.Array, after: jax.Array) -> Callable:
-    """Returns a function that merges the values of tokens by a weighted mean."""
+    """Returns a function that merges the values of tokens by a weighted mean.
+
+    `merge` sums the values of merged tokens. `before` and `after` are the number of original tokens
+    in each token before and after this merging, `[batch, tokens, 1]`.
+    """
     return lambda x: (merge(x.astype(jnp.float32) * before) / after).astype(x.dtype)
 
 

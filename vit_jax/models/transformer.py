@@ -79,14 +79,17 @@ def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMS
 
 
 def cut_windows(x: jax.Array, window: tuple[int, int]) -> jax.Array:
-    """Cuts maps `[batch, height, width, ...]` into windows, `[batch, windows, positions, ...]`."""
+    """Cuts maps `[batch, height, width, ...]` into windows, `[batch, windows, positions, ...]`.
+
+    `window` is the height and width of a window, which must divide those of the map.
+    """
     (batch, height, width, *rest), (rows, columns) = x.shape, window
     x = x.reshape(batch, height // rows, rows, width // columns, columns, *rest).swapaxes(2, 3)
     return x.reshape(batch, -1, rows * columns, *rest)
 
 
 def join_windows(x: jax.Array, size: tuple[int, int], window: tuple[int, int]) -> jax.Array:
-    """Inverts `cut_windows` for maps of this height and width."""
+    """Inverts `cut_windows` for maps of the height and width `size`."""
     (height, width), (rows, columns), rest = size, window, x.shape[3:]
     x = x.reshape(len(x), height // rows, width // columns, rows, columns, *rest).swapaxes(2, 3)
     return x.reshape(len(x), height, width, *rest)
@@ -218,7 +221,10 @@ class Attention(nnx.Module):
     def project(
         self, x: jax.Array, read: int | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries, keys and values, each `[batch, ..., tokens, heads, head_dim]`."""
+        """Returns queries, keys and values, each `[batch, ..., tokens, heads, head_dim]`.
+
+        With `read`, queries are computed only for the first `read` tokens; None: for all tokens.
+        """
         kernel = self.qkv.kernel[...].astype(x.dtype)
         bias = self._biases(x.dtype)
         if platform() == "gpu":
@@ -247,7 +253,11 @@ class Attention(nnx.Module):
 
 
 def _flat_product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Computes `x @ kernel + bias` by one product of 2-D matrices."""
+    """Computes `x @ kernel + bias` by one product of 2-D matrices.
+
+    The shapes are `[..., dim]`, `[dim, heads, head_dim]` and `[heads, head_dim]`; the result is
+    `[..., heads, head_dim]`.
+    """
     product = x @ kernel.reshape(kernel.shape[0], -1)
     product = product if bias is None else product + bias.reshape(-1)
     return product.reshape(*product.shape[:-1], *kernel.shape[1:])

@@ -378,6 +378,7 @@ class ViT(TokenModel):
         """Returns the stochastic depth rate of a layer.
 
         Args:
+          layer: index of the layer, from 0.
           depth: number of layers over which the rate rises; None: the model's depth.
         """
         rate = self.options.stochastic_depth
@@ -622,7 +623,10 @@ def _stack(options: ViTOptions, offsets: int, biases: int) -> Stack:
 
 
 def _check_together(options: ViTOptions, stride: int) -> None:
-    """Raises UserError if arguments contradict one another."""
+    """Raises UserError if arguments contradict one another.
+
+    `stride` is the distance between the centres of neighbouring patches in pixels.
+    """
     words = f"patch size {options.patch_size}"
     if options.resnet_blocks is not None:
         words = f"the hybrid's stride {stride}"
@@ -750,7 +754,11 @@ def _check_merging(options: ViTOptions) -> None:
 
 
 def _check_size(size: tuple[int, int], stride: int, words: str) -> None:
-    """Raises UserError if the stride does not divide the height and width of the images."""
+    """Raises UserError if the stride does not divide the height and width of the images.
+
+    `size` (height and width) and `stride` are in pixels. `words` describes the stride in the error
+    message, such as "patch size 16".
+    """
     height, width = size
     if height % stride or width % stride:
         down = max(stride, height // stride * stride)

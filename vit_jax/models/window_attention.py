@@ -88,6 +88,11 @@ def _biases(bias: jax.Array, masks: jax.Array, group: int) -> jax.Array:
     """Returns bias + mask of each class of windows, `[classes, groups, pairs, KEYS, 2 KEYS]`.
 
     Padded keys get the score FAR, and padded heads the score 0.
+
+    Args:
+      bias: `[heads, tokens, tokens]`.
+      masks: `[classes, tokens, tokens]`.
+      group: number of heads in a group.
     """
     heads, tokens, _ = bias.shape
     both = jnp.pad(bias, ((0, -heads % group), (0, 0), (0, 0))) + masks[:, None]
@@ -124,7 +129,14 @@ _attend.defvjp(_forward, _backward)
 
 
 def _call(kernel, cost, static, arrays, biases, outputs):
-    """Calls a kernel for each group of heads, window and block of images."""
+    """Calls a kernel for each group of heads, window and block of images.
+
+    Args:
+      arrays: inputs `[batch, windows, tokens, dim]`.
+      biases: result of `_biases`.
+      outputs: shapes of the outputs: of arrays like the inputs, and of the sum over all windows of
+        gradients of biases.
+    """
     batch, windows, _, dim = arrays[0].shape
     images = math.gcd(batch, IMAGES)
     # Blocks are larger than the arrays' last two axes. Their padding has undefined values.
@@ -279,7 +291,11 @@ def _backward_kernel(
 
 
 def _of_scores(lanes, weights, gradients, values):
-    """Returns the weights of a pair of heads, and the gradients of scores in float32."""
+    """Returns the weights of a pair of heads, and the gradients of scores in float32.
+
+    The given weights are not yet divided by their sums. `gradients` are those of the outputs, and
+    `values` are the values of the pair.
+    """
     totals = [_dot(w, lanes.ones, _ROWS) for w in weights]
     of_weights = [_dot(g, v, _LAST) for g, v in zip(gradients, values, strict=True)]
     weights = [w.astype(jnp.float32) / x for w, x in zip(weights, totals, strict=True)]

@@ -59,10 +59,11 @@ def init_extra(options: FinetuneOptions, seed: int, params: dict) -> dict:
 
 
 def weight_axes(path: str, rank: int) -> Axes | None:
-    """Returns the logical axes of a weight, given its path; None: the weight has no logical axes.
+    """Returns the logical axes of a weight, or None if it has none.
 
     A low-rank update consists of `down` and `up`. `down` has the kernel's input axes and the axis
-    `rank`. `up` has the axis `rank` and the kernel's output axes.
+    `rank`. `up` has the axis `rank` and the kernel's output axes. `path` starts with `params/` or
+    `extra/`.
     """
     kernel, _, factor = path.removeprefix("extra/lora/").partition("/")
     if not path.startswith("extra/lora/"):

@@ -89,6 +89,9 @@ def flip_field(values: jax.Array, kind: str, width: int, mirrored: jax.Array) ->
     Args:
       values: maps `[batch, height, width, ...]`, or boxes `[batch, ..., 4 or more]`. The first four
         values of a box are left, top, right and bottom in pixels.
+      kind: `map` or `boxes`.
+      width: width of the images in pixels.
+      mirrored: True for mirrored images, bool `[batch, 1, 1, 1]`.
     """
     mirrored = mirrored.reshape(-1, *(1,) * (values.ndim - 1))
     if kind == "map":
@@ -111,6 +114,11 @@ def random_erasing(
     log-uniform from 0.3 to 1/0.3. Area and aspect ratio are drawn up to ten times, until the
     rectangle is smaller than the image along both axes. Each pixel and channel gets its own normal
     noise, with the mean and std of the model's normalization.
+
+    Args:
+      images: float32 `[batch, height, width, channels]`, in [-1, 1].
+      probability: probability that an image gets a rectangle.
+      mean, std: the model's normalization of pixels in [0, 1].
     """
     batch, height, width, _ = images.shape
     keys = jax.random.split(key, 4)
@@ -131,7 +139,11 @@ def random_erasing(
 
 
 def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
-    """Draws an interval of pixels for each image: bool `[batch, side]`, True in the interval."""
+    """Draws an interval of pixels for each image: bool `[batch, side]`, True in the interval.
+
+    `draw` `[batch]` is a uniform random number in [0, 1], which determines the first pixel.
+    `length` `[batch]` is the number of pixels of each interval.
+    """
     start = jnp.floor(draw * (side - length + 1))[:, None]
     position = jnp.arange(side)
     return (position >= start) & (position < start + length[:, None])

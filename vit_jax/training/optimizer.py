@@ -97,7 +97,11 @@ def _learning_rates(
     schedule: Callable[[jax.Array], jax.Array],
     backbone_schedule: Callable[[jax.Array], jax.Array] | None,
 ) -> list[optax.GradientTransformation]:
-    """Returns the last stages of the optimizer: multiplication by the learning rates."""
+    """Returns the last stages of the optimizer: multiplication by the learning rates.
+
+    A schedule maps the number of an update, counted from 1, to the learning rate. If
+    `backbone_schedule` is None, the backbone also uses `schedule`.
+    """
 
     def scale(schedule):
         return optax.scale_by_learning_rate(lambda count: schedule(count + 1))
@@ -113,7 +117,14 @@ def _learning_rates(
 def _frozen_stages(
     frozen_prefixes: Mapping[str, int], frozen_steps: int
 ) -> list[optax.GradientTransformation]:
-    """Returns optimizer stages that freeze weights in the first updates."""
+    """Returns optimizer stages that freeze weights in the first updates.
+
+    Args:
+      frozen_prefixes: the parameters of the objective that are frozen in the first updates, as a
+        dict from a prefix of their paths, such as `head/prototypes`, to the number of updates.
+      frozen_steps: number of initial updates in which the backbone is frozen, so that only the
+        model's heads and the parameters of the objective are trained.
+    """
     stages = [
         _freeze(steps, partial(below, [f"extra/objective/{start}"]))
         for start, steps in frozen_prefixes.items()
@@ -122,7 +133,7 @@ def _frozen_stages(
 
 
 def _freeze(steps: int, mask: Callable[[dict], dict]) -> optax.GradientTransformation:
-    """Sets the first updates of some weights to 0."""
+    """Sets the first `steps` updates to 0 for the weights where `mask` returns True."""
     return optax.masked(optax.scale_by_schedule(lambda count: count >= steps), mask)
 
 
@@ -150,7 +161,8 @@ def check_first(
     """Raises UserError if LAMB would train an array of zeros.
 
     LAMB scales an array's update to the norm of the array. For an array of zeros this is
-    impossible, because the norm of the array is 0.
+    impossible, because the norm of the array is 0. `changes` returns a mask, True for trained
+    weights; None: all weights are trained.
     """
     if config.name != "lamb":
         return
@@ -195,6 +207,8 @@ def matrices(params: dict) -> dict:
 
 def _named(params: dict, decays: Callable[[str], bool]) -> dict:
     """Returns a mask of the parameters with weight decay.
+
+    Parameters that the model family excludes from weight decay are False.
 
     Args:
       decays: function from the last name of a parameter's path, such as `bias`, to True if the

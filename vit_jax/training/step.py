@@ -311,7 +311,8 @@ def make_eval_step(
     `Loss.outputs` and `valid`.
 
     `first` is the index of the batch's first image in the split. The random key of an image is
-    folded from its index, so an image has the same random numbers in each evaluation.
+    folded from its index, so an image has the same random numbers in each evaluation. `objective`
+    includes its frozen model, and `places` contains the shardings of `Evaluated`.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
     labelled = objective_of(config.objective.name).labels

@@ -38,7 +38,10 @@ def _prepare(
 def _preprocessing(
     config: dict, processor_config: dict, channels: int
 ) -> tuple[dict, Preprocessing | None, str]:
-    """Returns `TOWERS_PREPROCESSING` for image-text models; that of other models is unknown."""
+    """Returns `TOWERS_PREPROCESSING` for image-text models, and None (unknown) for other models.
+
+    npz files do not contain the preprocessing.
+    """
     return {}, TOWERS_PREPROCESSING if config["prefix"].endswith("img/") else None, ""
 
 

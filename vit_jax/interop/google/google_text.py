@@ -69,7 +69,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
 def _tower(tensors: Tensors) -> tuple[str, Tensors]:
     """Returns the prefix of the model in the file, such as `params/`, and the text tower's tensors.
 
-    Their names have neither this prefix nor `txt/`.
+    The returned tensors have names without this prefix and without `txt/`.
 
     Raises:
       UserError: the model has no text tower, or its text tower is unsupported.

@@ -142,7 +142,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _values(shapes: dict, by_kind: bool) -> dict:
-    """Returns the model arguments that the arrays' shapes determine."""
+    """Returns the model arguments that the arrays' shapes determine.
+
+    `by_kind` is True if the arrays have big_vision's names in the file.
+    """
     patch, _, channels, dim = shapes["embedding/kernel"]
     values = dict(
         patch_size=patch,
@@ -168,7 +171,11 @@ def _values(shapes: dict, by_kind: bool) -> dict:
 
 
 def _describe(values: dict) -> dict:
-    """Rejects unsupported models; returns {}, because npz files have no `config.json`."""
+    """Rejects unsupported models; returns {}, because npz files have no `config.json`.
+
+    Raises:
+      UserError: npz files cannot represent the model.
+    """
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")
     if _by_kind(values) and values["resnet_blocks"] is not None:

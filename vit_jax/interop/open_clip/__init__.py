@@ -25,6 +25,8 @@ def _prepare(
 ) -> tuple[dict[str, Tensor], dict]:
     """Returns the image tower's tensors without their prefix, and the config with `pretrained_cfg`.
 
+    The entry `pretrained_cfg` contains the preprocessing in timm's form.
+
     Raises:
       UserError: there is no `open_clip_config.json`, or the model is unsupported.
     """
@@ -43,7 +45,11 @@ def _prepare(
 
 
 def _pretrained_config(tensors: dict[str, Tensor], config: dict) -> dict:
-    """Converts open_clip's preprocessing to timm's `pretrained_cfg`."""
+    """Converts open_clip's preprocessing to timm's `pretrained_cfg`.
+
+    Raises:
+      UserError: the resize mode is unsupported.
+    """
     preprocess_cfg = config.get("preprocess_cfg") or {}
     preprocessing = CLIP | {
         key: value for key, value in preprocess_cfg.items() if value is not None

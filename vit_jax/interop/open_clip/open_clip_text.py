@@ -98,7 +98,11 @@ def _tower(tensors: Tensors) -> Tensors:
 
 
 def _gelu(model: Mapping, text: Mapping) -> str:
-    """Returns the text tower's kind of GELU, such as `quick`."""
+    """Returns the text tower's kind of GELU, such as `quick`.
+
+    Raises:
+      UserError: the activation is unsupported.
+    """
     arguments = text.get("act_kwargs") or {}
     if model.get("quick_gelu"):
         return "quick"

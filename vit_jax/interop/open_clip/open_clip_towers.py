@@ -125,7 +125,11 @@ def _architectures(text_part: TextPart) -> list[str]:
 
 
 def _is_architecture(name: str, pooling: str, form: Format, arrays: Arrays, values: Values) -> bool:
-    """Returns True if a timm architecture is the image tower of this model."""
+    """Returns True if a timm architecture is the image tower of this model.
+
+    `name` is the name of the architecture, `pooling` timm's `global_pool`, and `arrays` the model's
+    tensors by timm's names. The architecture must have the same arguments as the model, `values`.
+    """
     tensors = {key: Tensor(x.shape, x.dtype, lambda x=x: x) for key, x in arrays.items()}
     config = dict(architecture=name, model_args=dict(global_pool=pooling), pretrained_cfg={})
     try:
@@ -162,7 +166,11 @@ def _tokenizer(text_part: TextPart) -> tuple[dict[str, Any], list[str]]:
 
 
 def _preprocessing(towers: Towers) -> tuple[dict[str, Any], list[str]]:
-    """Returns the `preprocess_cfg`, and a line for each property that it cannot store."""
+    """Returns the `preprocess_cfg`, and a line for each property that it cannot store.
+
+    Raises:
+      UserError: open_clip does not support the kind of crop.
+    """
     seen, values = towers.preprocessing or DEFAULT_PREPROCESSING, asdict(towers.options)
     size, channels = values["image_size"], values["channels"]
     crop = to_timm(seen, size)

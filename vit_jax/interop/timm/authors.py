@@ -238,6 +238,10 @@ def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
     The model may have been fine-tuned with larger windows. The side of the windows in pre-training
     is derived from the stage's table of relative coordinates: for two patches that are x rows (or
     columns) apart, the table contains log2(1 + 8 x / (side - 1)) / 3.
+
+    Returns:
+      For each stage the side of a window in pre-training, in patches; 0 if this model's windows
+      have the same side.
     """
     sides = []
     while (
@@ -268,7 +272,10 @@ def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
 
 
 def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Renames DINOv3's tensors for timm's class Eva, with separate biases of queries and values."""
+    """Renames DINOv3's tensors for timm's class Eva, with separate biases of queries and values.
+
+    The bias of the keys is dropped, because the authors' code masks it.
+    """
     tensors = {}
     for name, array in named.items():
         if name.endswith("attn.qkv.bias"):
@@ -282,7 +289,8 @@ def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
 def _angles(rows: int, dim: int) -> np.ndarray:
     """Returns the cosines of the rotation angles in EVA-02's rotary embeddings, `[rows, dim]`.
 
-    The patches form a square grid. Their coordinates are scaled to a 16 x 16 grid.
+    The patches form a square grid. Their coordinates are scaled to a 16 x 16 grid. `rows` is the
+    number of patches, and `dim` the width of an attention head.
     """
     side = math.isqrt(rows)
     turns = (

@@ -55,7 +55,10 @@ def stated_size(config: dict) -> tuple[int, int] | None:
 
 
 def implied_arguments(config: dict, named: Callable[[str], dict | None]) -> dict[str, Any]:
-    """Returns timm's arguments that the architecture's name implies; {} if the name is missing."""
+    """Returns timm's arguments that the architecture's name implies; {} if the name is missing.
+
+    `named` is the model family's function that parses the name.
+    """
     architecture = config.get("architecture")
     return {} if architecture is None else named(architecture) or {}
 

@@ -160,7 +160,10 @@ def _values(shapes: dict) -> dict:
 
 
 def _stem(shapes: dict, width: int) -> str:
-    """Returns the value of the model argument `stem`, such as `patches`."""
+    """Returns the value of the model argument `stem`, such as `patches`.
+
+    `width` is the number of channels of the first stage.
+    """
     # Only the stem `activated` has a convolution at index 2. A convolution's kernel has 4 axes.
     if len(shapes.get("stem.2.weight", ())) == 4:
         return "activated"
@@ -216,7 +219,11 @@ def _describe(values: dict) -> dict:
 
 
 def _architecture(values: dict) -> str:
-    """Returns the name of timm's ConvNeXt architecture with these sizes; else that of `tiny`."""
+    """Returns the name of timm's ConvNeXt architecture with the model's sizes.
+
+    If timm has no such architecture, the result is the architecture `tiny`, whose sizes
+    `model_args` override.
+    """
     family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
     if not values["centred_norm"]:
         return f"{family}_zepto_rms"

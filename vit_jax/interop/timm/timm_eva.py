@@ -224,6 +224,8 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
 def _pooling(config: dict, settings: dict, shapes: dict) -> Values:
     """Returns the model's arguments for pooling.
 
+    `settings` are timm's arguments, from the architecture's name and `config.json`.
+
     Raises:
       UserError: the pooling is unknown or unsupported.
     """
@@ -261,7 +263,11 @@ def _layer_values(shapes: dict) -> Values:
 
 
 def _rope(settings: dict, has_cls: bool) -> Values:
-    """Converts timm's arguments for rotary positions to vit_jax's arguments."""
+    """Converts timm's arguments for rotary positions to vit_jax's arguments.
+
+    Raises:
+      UserError: the kind of rotary positions is unsupported.
+    """
     if not settings["use_rot_pos_emb"]:
         return dict(rope="none")
     shape = settings["ref_feat_shape"]
@@ -337,6 +343,9 @@ def _architecture(values: Values) -> str:
     """Returns the name of a timm architecture with the model's norm epsilon and LayerScale.
 
     timm has no arguments for these two properties; the architecture's name determines them.
+
+    Raises:
+      UserError: timm has no architecture with this epsilon.
     """
     epsilon = values["norm_epsilon"]
     if epsilon == 1e-6:

@@ -23,14 +23,18 @@ _DECODER_RULES = (
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """Removes the position embeddings if they are fixed: vit_jax computes them."""
+    """Removes the encoder's position embeddings if they are fixed: vit_jax computes them."""
     if (table := tensors.get(_TABLE)) is not None and is_fixed(table):
         return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
     return tensors
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
-    """Returns the model's arguments, from the decoder's table if `_rename` removed the other."""
+    """Returns the model's arguments, and a text that lists the assumptions.
+
+    If `_rename` removed the encoder's position embeddings, the image size is derived from the
+    number of position embeddings in the decoder.
+    """
     with_table = tensors if _TABLE in tensors else tensors | {_TABLE: tensors[_DECODER_TABLE]}
     values, assumed = timm_vit.FORMAT.arguments(with_table, config, image_size)
     values["position"] = "1d" if _TABLE in tensors else _FIXED

@@ -143,7 +143,11 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _settings(config: dict) -> dict[str, Any]:
-    """Returns timm's arguments that the architecture's name implies or `config.json` contains."""
+    """Returns timm's arguments that the architecture's name implies or `config.json` contains.
+
+    Raises:
+      UserError: the pooling is unsupported.
+    """
     model_args = given_arguments(config, "depths", "window_size", "pretrained_window_sizes")
     pooling = model_args.get("global_pool") or config.get("global_pool")
     if pooling not in (None, "avg"):
@@ -155,13 +159,21 @@ def _settings(config: dict) -> dict[str, Any]:
 
 
 def _heads(shapes: dict, stages: int, version: int) -> tuple[int, ...]:
-    """Returns the number of heads in each stage."""
+    """Returns the number of heads in each stage.
+
+    Raises:
+      KeyError, IndexError: a tensor that determines the number is missing, or has too few axes.
+    """
     name, axis = ("logit_scale", 0) if version == 2 else ("relative_position_bias_table", 1)
     return tuple(shapes[f"layers.{stage}.blocks.0.attn.{name}"][axis] for stage in range(stages))
 
 
 def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int, ...], str]:
     """Derives the side of the windows, in patches, from timm's settings or the tensors' shapes.
+
+    Returns:
+      The side of the windows, one number for all stages or a number for each stage; and a text with
+      the assumption made, which may be empty.
 
     Raises:
       UserError: neither the settings nor the tensors determine the side.
@@ -178,13 +190,18 @@ def _window(shapes: dict, settings: dict, stages: int) -> tuple[int | tuple[int,
 
 
 def _pretrained_windows(settings: dict, stages: int, version: int) -> tuple[int, ...] | None:
-    """Returns the sides of the windows with which a Swin V2 was pre-trained, if they are known."""
+    """Returns the side of a window in pre-training, in patches, for each stage of a Swin V2.
+
+    The result is None if the model is no Swin V2, or the settings do not contain these sides.
+    """
     sides = settings.get("pretrained_window_sizes") or ()
     return tuple(sides[:stages]) if version == 2 and any(sides) else None
 
 
 def _sides(window, stages: int) -> int | tuple[int, ...]:
-    """Converts timm's `window_size` to one number, or a number for each stage if the sides differ.
+    """Converts timm's `window_size` to the side of square windows, in patches.
+
+    The result is one number, or a number for each stage if the sides differ.
 
     Raises:
       UserError: the windows are not square.

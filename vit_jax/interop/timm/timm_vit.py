@@ -221,7 +221,11 @@ def _timm_arguments(shapes: dict) -> dict:
 
 
 def _sizes(shapes: dict, model_args: dict, defaults: dict) -> dict:
-    """Returns the model's arguments for sizes, such as `dim`, and those of a hybrid's ResNet."""
+    """Returns the model's arguments for sizes, such as `dim`, and those of a hybrid's ResNet.
+
+    `model_args` are timm's arguments in `config.json`. `defaults` are those that the architecture's
+    name implies.
+    """
     dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
     depth = count_layers(shapes)
     sizes = dict(
@@ -251,7 +255,10 @@ def _sizes(shapes: dict, model_args: dict, defaults: dict) -> dict:
 
 
 def _pooling_values(config: dict, model_args: dict, defaults: dict, shapes: dict) -> dict:
-    """Returns the model's arguments for pooling."""
+    """Returns the model's arguments for pooling.
+
+    `model_args` and `defaults` are as in `_sizes`.
+    """
     pooling = _pooling(config, model_args, shapes)
     with_prefix = model_args.get("pool_include_prefix", defaults.get("pool_include_prefix"))
     return dict(
@@ -556,7 +563,11 @@ def _refuse_options(values: dict) -> None:
 
 
 def _architecture(values: dict) -> str:
-    """Returns the name of a timm architecture; `model_args` in the config override its sizes."""
+    """Returns the name of a timm architecture; `model_args` in the config override its sizes.
+
+    Raises:
+      UserError: no architecture has this ResNet, or this norm and MLP.
+    """
     blocks = values["resnet_blocks"]
     if blocks is not None and blocks not in _HYBRIDS:
         raise UserError(f"timm has no hybrid with {list(blocks)} units")

@@ -22,11 +22,13 @@ from vit_jax.interop.tensor_files import Tensor
 def _prepare(
     path: Path, tensors: dict[str, Tensor], config: dict
 ) -> tuple[dict[str, Tensor], dict]:
-    """Removes an unused mask token (zeros), and prefixes of names.
+    """Removes an unused mask token, and prefixes of tensor names.
+
+    A mask token of zeros was not used in training.
 
     Base classes such as `ViTModel` store tensors without a prefix. Other classes, such as
-    `ViTForMaskedImageModeling`, add one, such as `vit.`. It is kept in models with a classifier,
-    whose formats expect it.
+    `ViTForMaskedImageModeling`, add a prefix such as `vit.`. The prefix is kept in models with a
+    classifier, whose formats expect it.
 
     Raises:
       UserError: there is no `config.json`.

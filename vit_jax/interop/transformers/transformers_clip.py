@@ -149,7 +149,10 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Adds the last norm that a classifier does not use; removes the bias of the projection.
+    """Changes the arrays to those that Transformers' CLIP stores.
+
+    A model with a classifier gets a last norm, which Transformers stores but does not use. In other
+    models, the bias of the projection is removed, because Transformers has no such bias.
 
     Raises:
       UserError: the bias of the projection is not zero.

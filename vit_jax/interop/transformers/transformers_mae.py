@@ -93,7 +93,11 @@ _DECODER_RULES = (
 
 
 def _decoder_values(tensors: Tensors, config: dict) -> dict:
-    """Returns the values of `config.objective` that a `config.json` contains."""
+    """Returns the values of `config.objective` that a `config.json` contains.
+
+    The training settings (normalization of targets, share of masked patches) are returned only if
+    the `config.json` contains them.
+    """
     of_training = {
         ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config
     }
@@ -109,7 +113,8 @@ def _decoder_values(tensors: Tensors, config: dict) -> dict:
 def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
     """Renames layers, and removes the decoder's position embeddings, which vit_jax computes.
 
-    Transformers 5 writes other names of layers than those in published files.
+    Transformers 5 writes other names of layers than those in published files. They are converted to
+    the names in published files.
 
     Raises:
       UserError: the position embeddings differ from the computed ones, or the decoder has another

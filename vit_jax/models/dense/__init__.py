@@ -3,9 +3,10 @@
 A head runs the image model itself, because some heads change the model's last layers.
 `head(model, images, rngs, state)` returns the outputs that the loss needs. `head.scores(outputs)`
 converts these outputs to the score of each class at each position. The head's parameters belong to
-the training objective. `images` are uint8, or floats in [-1, 1]. `rngs` are the random keys, in
-training. `state` contains the running statistics of the head's batch norms, in evaluation; they
-belong to the state of the objective. If the model is `frozen`, it runs without dropout.
+the training objective. `images` are uint8, or floats in [-1, 1]. `rngs` are the random keys in
+training; None: evaluation. `state` contains the running statistics of the head's batch norms. It is
+read in evaluation, and is part of the objective's state. If the model is `frozen`, it runs without
+dropout.
 """
 
 from functools import partial
@@ -35,6 +36,9 @@ def make_head(
     Args:
       model: the image model; it may contain shapes in place of arrays.
       frozen: True if the model is not trained. The model then runs without dropout.
+
+    Raises:
+      UserError: the head does not support the model.
     """
     make = partial(_KINDS[options.head], model, num_classes, frozen=frozen, rngs=rngs)
     if options.head == "eomt":

@@ -69,7 +69,10 @@ def initial_statistics(head: nnx.Module) -> Moments:
 
 
 def updated_statistics(running: Moments, moments: Moments) -> Moments:
-    """Returns the running statistics after a batch, with PyTorch's unbiased variance."""
+    """Returns the running statistics after a batch, with PyTorch's unbiased variance.
+
+    `moments` is `Statistics.moments` of the batch.
+    """
 
     def after(old: dict[str, jax.Array], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         mean, count = batch["mean"], batch["places"].sum()

@@ -186,7 +186,8 @@ class LinearDepth(DepthHead):
     """A linear layer on the tokens of the last encoder layer, or of four encoder layers.
 
     If the class token is used, it is concatenated to each patch. The scores of the bins are
-    upsampled before they are normalized.
+    upsampled before they are normalized. In a model with stages, such as a Swin, the head reads the
+    last stage.
     """
 
     def __init__(
@@ -341,6 +342,10 @@ def depth_head(
     """Returns the depth head that a config selects.
 
     Args:
+      model: the image model; it may contain shapes in place of arrays.
       frozen: True if the model is not trained. The model then runs without dropout.
+
+    Raises:
+      UserError: the head does not support the model.
     """
     return _KINDS[options.head](options, model, frozen=frozen, rngs=rngs)

@@ -116,7 +116,10 @@ def detection_head(
     frozen: bool = False,
     rngs: nnx.Rngs,
 ) -> DetectionHead:
-    """Returns the detection head that a config selects."""
+    """Returns the detection head that a config selects.
+
+    The model may contain shapes in place of arrays.
+    """
     sizes: dict[str, Any] = dict(dim=options.dim, queries=options.queries, depth=options.depth)
     sizes["masks"] = options.masks
     return DetectionHead(model, num_classes, **sizes, frozen=frozen, rngs=rngs)

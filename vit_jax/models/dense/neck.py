@@ -64,6 +64,8 @@ class SimplePyramid(nnx.Module):
 
     The strides of the levels are 1/4, 1/2, 1 and 2 times the patch size (2203.16527; in detectron2
     `SimpleFeaturePyramid`).
+
+    `channels` is the width of the ViT's tokens, and `dim` the width of each level.
     """
 
     def __init__(self, channels: int, dim: int, *, rngs: nnx.Rngs):
@@ -93,7 +95,10 @@ class SimplePyramid(nnx.Module):
 
 
 class FeaturePyramid(nnx.Module):
-    """A feature pyramid network on the stages of a Swin or a ConvNeXt (Lin et al., 1612.03144)."""
+    """A feature pyramid network on the stages of a Swin or a ConvNeXt (Lin et al., 1612.03144).
+
+    `channels` contains the width of each stage, the finest first. `dim` is the width of each level.
+    """
 
     def __init__(self, channels: Sequence[int], dim: int, *, rngs: nnx.Rngs):
         self.project = nnx.List([NormedConv(width, dim, 1, rngs=rngs) for width in channels])
@@ -112,7 +117,10 @@ class FeaturePyramid(nnx.Module):
 
 
 def make_neck(channels: Sequence[int], dim: int, *, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the neck: a `SimplePyramid` for one stage (a ViT), else a `FeaturePyramid`."""
+    """Returns the neck: a `SimplePyramid` for one stage (a ViT), else a `FeaturePyramid`.
+
+    `channels` contains the width of each stage, the finest first. `dim` is the width of each level.
+    """
     if len(channels) == 1:
         return SimplePyramid(channels[0], dim, rngs=rngs)
     return FeaturePyramid(channels, dim, rngs=rngs)

@@ -20,7 +20,11 @@ POOLS = (1, 2, 3, 6)  # Pyramid pooling averages over grids of 1x1, 2x2, 3x3 and
 
 
 class ConvNorm(nnx.Module):
-    """A convolution without a bias, followed by a batch norm and a ReLU."""
+    """A convolution without a bias, followed by a batch norm and a ReLU.
+
+    `name` is the key of the batch norm in `Statistics`, and `side` the side of the convolution's
+    kernel.
+    """
 
     def __init__(self, name: str, inputs: int, outputs: int, side: int, *, dtype, rngs: nnx.Rngs):
         # Kaiming initialization by fan-out, as in mmcv's ConvModule.

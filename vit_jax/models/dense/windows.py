@@ -136,7 +136,15 @@ class Windows(NamedTuple):
         finish: Callable[[np.ndarray], np.ndarray],
         blended: bool = False,
     ) -> np.ndarray:
-        """Merges the scores of all windows to a map of the original image."""
+        """Merges the scores of all windows to a map of the original image.
+
+        Args:
+          scores: float32 `[windows, rows, columns, classes]`, in the order of `cut`.
+          finish: called with the scores of pixels, `[..., classes]`; returns the values of the map,
+            such as the class with the highest score.
+          blended: True: where windows overlap, scores near the border of a window have a smaller
+            weight than scores in its middle. False: equal weights.
+        """
         _, rows, columns, classes = scores.shape
         across = len(self.columns.starts)
         scores = scores.reshape(-1, across, rows, columns, classes).transpose(0, 2, 1, 3, 4)
@@ -155,7 +163,10 @@ class Windows(NamedTuple):
 
 
 def _used(weights: np.ndarray) -> tuple[np.ndarray, slice]:
-    """Removes the zero columns at both ends of a matrix; returns it and the columns' slice."""
+    """Removes the zero columns at both ends of a matrix.
+
+    Returns the rest of the matrix, and the slice of its columns.
+    """
     columns = np.flatnonzero(weights.any(axis=0))
     used = slice(columns[0], columns[-1] + 1)
     return weights[:, used], used
@@ -166,7 +177,8 @@ def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
 
     Before windows are cut, the image is resized to the smallest size that covers one window. For
     square windows the image's short side then equals the window's side. The stride is DINOv3's (341
-    of 512 pixels). The last window ends at the end of the image.
+    of 512 pixels). The last window ends at the end of the image. `sides` and `window` are height
+    and width in pixels, of the original image and of a window.
     """
     factor = max(length / side for side, length in zip(sides, window, strict=True))
     axes = []
@@ -179,7 +191,10 @@ def sliding(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
 
 
 def whole(sides: tuple[int, int], window: tuple[int, int]) -> Windows:
-    """Returns one window that contains the whole image, resized without its aspect ratio."""
+    """Returns one window that contains the whole image, resized without keeping its aspect ratio.
+
+    `sides` and `window` are height and width in pixels, of the original image and of the window.
+    """
     rows, columns = (
         Axis(side, length, length, (0,)) for side, length in zip(sides, window, strict=True)
     )

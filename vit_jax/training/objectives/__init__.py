@@ -111,6 +111,10 @@ def abstract_objective(
     """Creates the config's objective with shapes in place of arrays.
 
     If the objective has a frozen model, the attribute `frozen` of the result is set.
+
+    Args:
+      frozen: the frozen model with shapes in place of arrays; None: the objective has none.
+      class_weights: weight of each class in the classification loss; empty: all are 1.
     """
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:

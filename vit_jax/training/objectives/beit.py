@@ -149,6 +149,8 @@ class BEiT(BlockMasked):
 
         image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
         taught = traced_multiply_adds(tokens, weights, batch or {"image": image})
+        # The tokenizer has no backward pass, hence the division by 3: see
+        # `Objective.multiply_adds`.
         return super().multiply_adds(model) + taught / 3
 
 

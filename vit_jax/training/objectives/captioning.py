@@ -111,6 +111,7 @@ class CaptionDecoder(nnx.Module):
         Args:
           image: encoded patches, `[batch, patches, image_dim]`.
           tokens: tokens of the captions, int32 `[batch, length]`.
+          parallel: bool `[batch]`, as in `__call__`.
         """
         x = self(image, tokens, parallel)
         ends = tokens == self.end

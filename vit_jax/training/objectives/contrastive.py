@@ -108,7 +108,11 @@ class Contrastive(Objective):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """A dict with the format of each metric, `share` or `number`."""
+        """A dict with the format of each metric, `share` or `number`.
+
+        `image_to_text` is the accuracy of matching in a batch, and `scale` the scale of the
+        similarities.
+        """
         found = {"image_to_text": "share", "scale": "number"}
         if self.decoder is not None:
             found["caption_loss"] = "number"
@@ -336,7 +340,10 @@ class Contrastive(Objective):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
-        """Returns the mean over the run's steps; self-distillation is only in a part of them."""
+        """Returns the multiply-adds of an image, averaged over the steps of the run.
+
+        Self-distillation runs only in a part of the steps.
+        """
         if self.distillation is None:
             return super().multiply_adds(model, batch)
         alone = {key: x for key, x in batch.items() if key in ("image", TEXT)} if batch else None
@@ -377,6 +384,7 @@ _at_most.defvjp(lambda x, limit: (_at_most(x, limit), x), _at_most_backward)
 
 
 def _check_keeps_any(model: nnx.Module) -> None:
+    """Raises UserError if the model does not support patch dropout."""
     if not isinstance(model, TokenModel) or not model.keeps_any or model.options.registers:
         raise UserError(
             "config.contrastive.patch_dropout leaves patches out: it needs a ViT with full "

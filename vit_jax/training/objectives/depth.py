@@ -160,7 +160,8 @@ class Depth(Objective):
 def _means(values: jax.Array, known: jax.Array) -> jax.Array:
     """Returns the mean of each image's values over its known pixels, `[batch]`.
 
-    The result is 0 for an image without known pixels.
+    The result is 0 for an image without known pixels. `values` and the bool `known` are
+    `[batch, height, width]`.
     """
     return jnp.where(known, values, 0).sum((1, 2)) / jnp.maximum(known.sum((1, 2)), 1)
 

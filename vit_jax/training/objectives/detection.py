@@ -337,7 +337,9 @@ def _with_masks(
     The quality of a predicted mask is the mean probability of its pixels (`compare_masks`).
 
     Args:
+      outputs: `scores`, `classes` and `boxes` of the detections.
       logits: logits of the predicted masks, `[batch, detections, rows, columns]`.
+      instances: index of the object at each pixel, uint8 `[batch, height, width]`.
       labels: class of each object, `[batch, objects]`; -1 for padding, below -1 for crowds.
 
     Returns:

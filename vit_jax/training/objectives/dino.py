@@ -684,7 +684,11 @@ def _check_size(model: nnx.Module, key: str, size: int) -> None:
 
 
 def _width(model: nnx.Module, size: tuple[int, int]) -> int:
-    """Returns the width of the model's features for images of `size`."""
+    """Returns the width of the model's features for images of `size`.
+
+    Raises:
+      UserError: the model cannot be resized to `size`.
+    """
     graphdef, weights = nnx.split(model)
     image = jax.ShapeDtypeStruct((1, *size, model.channels), jnp.uint8)
     features = jax.eval_shape(

@@ -88,7 +88,12 @@ class Distillation(Classification):
         return cls(options.kind, options.teacher_weight, options.temperature, **values_of(config))
 
     def __call__(self, model: nnx.Module, batch: Batch, context: StepContext = EVALUATION) -> Loss:
-        """Returns each image's loss and three metrics."""
+        """Returns each image's loss and three metrics.
+
+        The metrics are the student's accuracy, the teacher's accuracy, and whether student and
+        teacher predict the same class. The student's prediction is the top class of the mean of its
+        heads' logits.
+        """
         heads = model.each_head(batch["image"], context.rngs)
         logits = sum(heads) / len(heads)
         teacher_logits = self.frozen(batch["image"]).astype(jnp.float32)
@@ -127,6 +132,7 @@ class Distillation(Classification):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
+        # The teacher has no backward pass, hence the division by 3: see `Objective.multiply_adds`.
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 
 

@@ -61,6 +61,9 @@ class DVAE(Objective):
     With `config.optimizer.average`, moving averages of encoder and decoder are evaluated, and
     exported at the end of a run. The objective's parameters are the decoder, which mirrors the
     encoder.
+
+    Args:
+      average: moving average of the parameters; None: no average.
     """
 
     metrics: ClassVar = {"divergence": "number", "error": "number", **METRICS}
@@ -207,7 +210,10 @@ class DVAE(Objective):
 
 
 class Decoder(nnx.Module):
-    """Decoder with the encoder's stages in reverse order, and upsampling by 2 between them."""
+    """Decoder with the encoder's stages in reverse order, and upsampling by 2 between them.
+
+    The encoder may be abstract.
+    """
 
     def __init__(self, encoder: Encoder, *, rngs: nnx.Rngs):
         widths, blocks = encoder.options.widths[::-1], encoder.options.blocks[::-1]

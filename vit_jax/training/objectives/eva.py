@@ -116,6 +116,7 @@ class EVA(BlockMasked):
     def multiply_adds(
         self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None
     ) -> float:
+        # The teacher has no backward pass, hence the division by 3: see `Objective.multiply_adds`.
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
 
 

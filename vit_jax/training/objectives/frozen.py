@@ -50,6 +50,8 @@ class WithHeads(nnx.Module):
 def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
     """Returns the `TeacherSpec` of the config's teacher.
 
+    `changes` are arguments of the teacher model to change, such as `image_size=448`.
+
     Raises:
       UserError: the config has no teacher.
     """
@@ -65,7 +67,10 @@ def teacher_of(config: RunOptions, **changes: Any) -> TeacherSpec:
 
 
 def teacher_patch(config: RunOptions, image_size: int) -> int:
-    """Returns the patch size, in pixels, that gives a teacher the patch grid of the run's model."""
+    """Returns the patch size, in pixels, that gives a teacher the patch grid of the run's model.
+
+    `image_size` is the side of the teacher's images in pixels.
+    """
     patch = config.model.patch_size or parse_name(config.model.name)[1].get("patch_size")
     return image_size if patch is None else patch * image_size // config.data.image_size
 
@@ -73,7 +78,10 @@ def teacher_patch(config: RunOptions, image_size: int) -> int:
 def random_vit(
     config: RunOptions, image_size: int, num_classes: int, *, rngs: nnx.Rngs
 ) -> ImageModel:
-    """Returns a small untrained ViT with as many patches as the run's model."""
+    """Returns a small untrained ViT with as many patches as the run's model.
+
+    `image_size` is the side of the small ViT's images in pixels.
+    """
     small = dict(patch_size=teacher_patch(config, image_size), dim=16, depth=1, heads=2, mlp_dim=32)
     return model_factory("ViT-Ti/16", num_classes=num_classes, image_size=image_size, **small)(
         rngs=rngs

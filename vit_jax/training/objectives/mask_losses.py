@@ -263,6 +263,8 @@ def set_losses(
     Args:
       masks: mask logits, `[batch, queries, rows, columns]`.
       classes: class logits, `[batch, queries, classes + 1]`; the last class means no object.
+      targets: true masks, with a batch axis.
+      points: random points of each image, with a batch axis.
       count: number of masks by which the mask losses of an image are divided, `[batch]`.
     """
     costs = jax.vmap(matching_costs, (0, 0, 0, 0, None))(

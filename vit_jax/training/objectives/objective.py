@@ -203,7 +203,10 @@ class Objective(nnx.Module):
 
     @classmethod
     def random_teacher(cls, config: RunOptions, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns a small untrained teacher for smoke tests, in place of `teacher_spec`'s model."""
+        """Returns a small untrained teacher for smoke tests, in place of `teacher_spec`'s model.
+
+        Raises UserError if the objective has no untrained teacher.
+        """
         raise UserError(
             f"config.objective.teacher='random' is unsupported with config.objective.name="
             f"{config.objective.name!r}: give a checkpoint"
@@ -267,13 +270,16 @@ class Objective(nnx.Module):
         raise NotImplementedError
 
     def over_split(self, outputs: dict[str, np.ndarray]) -> dict[str, float]:
-        """Computes metrics over a whole split, with the names in `split_metrics`."""
+        """Computes metrics over a whole split, with the names in `split_metrics`.
+
+        `outputs` contains `Loss.outputs` of all readable images of the split.
+        """
         return {}
 
     def legend(self, outputs: dict[str, np.ndarray], class_names: Sequence[str]) -> dict[str, str]:
         """Returns the legend of `pictures`, a dict from labels to HTML colours.
 
-        A label is a text, such as a class name.
+        A label is a text, such as a class name. `outputs` contains `Loss.outputs` of the images.
         """
         return {}
 

@@ -70,6 +70,11 @@ def _matched(positive_logits: jax.Array, most: jax.Array, equal: jax.Array) -> j
 
     If n texts have the largest logit, such as n equal captions, the accuracy is 1/n. This is the
     probability of a correct choice if one of them is chosen at random.
+
+    Args:
+      positive_logits: logit of each image and its own text, float32 `[batch]`.
+      most: largest logit of each image, float32 `[batch]`.
+      equal: number of texts with that logit, float32 `[batch]`.
     """
     positive_logits, most, equal = jax.lax.stop_gradient((positive_logits, most, equal))
     return jnp.where(positive_logits >= _about(most), 1 / equal, 0)
@@ -78,7 +83,7 @@ def _matched(positive_logits: jax.Array, most: jax.Array, equal: jax.Array) -> j
 def _most_similar(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the largest logit of each image, and the number of texts with this logit.
 
-    Both results are `[images]`.
+    `logits` is `[images, texts]`; both results are `[images]`.
     """
     most = logits.max(axis=1)
     return most, (logits >= _about(most)[:, None]).sum(axis=1, dtype=jnp.float32)
@@ -182,11 +187,13 @@ def _around(mesh: Mesh | None, block: Callable, totals, moving):
 
     In each turn, a device calls `totals, moving = block(totals, moving)` and passes `moving` to the
     next device. After as many turns as devices, each device has processed all blocks, and each
-    block is on its first device again.
+    block is on its first device again. The final `totals` and `moving` of this device are returned.
 
     Args:
       mesh: mesh of devices; None: `block` is called once.
       block: function `(totals, moving) -> (totals, moving)`.
+      totals: initial sums of this device, which stay on this device.
+      moving: first block of this device.
     """
     if mesh is None:
         return block(totals, moving)

@@ -73,7 +73,8 @@ class PrototypeHead(nnx.Module):
         """Returns the logits of all prototypes, `[..., prototypes]`.
 
         The logits are dot products of the MLP's output, scaled to unit L2 norm, with the
-        prototypes. If the prototypes have unit norm, too, the logits are cosine similarities.
+        prototypes. If the prototypes have unit norm, too, the logits are cosine similarities. `x`
+        is `[..., features]` and need not be normalized.
         """
         x = x.astype(jnp.float32)
         for index, layer in self.layers.items():
@@ -135,6 +136,9 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
 
 def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
     """Returns 1 for an image if its own second view is nearest to its first view, else 0.
+
+    The first view is compared with the second views of all images of the batch or micro-batch.
+    Therefore the accuracy by chance is 1 / (number of images).
 
     Args:
       x: features of two views, scaled to unit L2 norm, `[batch, 2, features]`.

@@ -54,6 +54,8 @@ class Decoder(nnx.Module):
     """ViT whose input is codes, with a class token and learned position embeddings.
 
     Args:
+      features: number of output features for each patch.
+      grid: rows and columns of patches.
       dim, depth, heads: width, number of layers and number of heads. The MLP has the width 4 `dim`.
       model: the encoder. The decoder has the encoder's dtype, `remat` and `scan`.
     """
@@ -336,6 +338,8 @@ class VQKD(PatchTeacher):
         image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
         searched = self.patches * self.codes * self.code_dim
         learnt = traced_multiply_adds(decoded, weights, image)
+        # The teacher and the search for the nearest codes have no backward pass, hence the
+        # division by 3: see `Objective.multiply_adds`.
         return learnt + (count_multiply_adds(self.frozen) + searched) / 3
 
 
