@@ -2,6 +2,8 @@
 
 import ast
 import contextlib
+import importlib
+import inspect
 import re
 import runpy
 import shlex
@@ -33,6 +35,15 @@ RUN = {
         f"docs/tutorials/{name}.md" for name in ("train", "finetune", "self_supervised")
     ),  # Run by test_tutorials.py.
 }
+
+
+def test_classes_of_the_reference_describe_all_their_fields():
+    for path in re.findall(r"autoclass:: (\S+)", (ROOT / "docs/reference.md").read_text()):
+        module, _, name = path.rpartition(".")
+        kind = getattr(importlib.import_module(module), name)
+        described = inspect.getdoc(kind) or ""
+        for field in getattr(kind, "__dataclass_fields__", getattr(kind, "_fields", ())):
+            assert re.search(rf"\b{field}\b", described), f"{path}: {field}"
 
 
 def anchors(page: Path) -> set[str]:

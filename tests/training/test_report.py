@@ -224,6 +224,9 @@ def test_damaged_predictions_are_ignored(workdir):
     folder = workdir(found=predictions_of())
     (folder / "predictions.npz").write_bytes(b"PK damaged")
     assert read_run(folder).predictions is None
+    with (folder / "predictions.npz").open("wb") as file:
+        np.save(file, np.zeros(3))  # A single array, without a name.
+    assert read_run(folder).predictions is None
 
 
 def test_damaged_worst_images_are_ignored(workdir):

@@ -324,28 +324,37 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Suite:
-    """An evaluation suite, such as k-NN on several data sets."""
+    """An evaluation suite, such as k-NN on several data sets.
+
+    Args:
+      name: name of the suite.
+      title: heading of the suite's table.
+      needs: description of the required data and where to get them.
+      measurements: function that returns the `Measurement` of each data set. It opens no data.
+      options: options of the suite.
+      settings: function that returns the settings on which the metrics depend, without the data.
+        Metrics with different settings are not stored in the same folder.
+      published: names of tables in `vit_jax.published` with values for comparison.
+      means: function that defines the rows with means in the table. Its argument contains the names
+        of the available rows. The result is a dict from the name of each mean to the names of the
+        rows to average.
+      draw: function that plots rows with metrics, and published values, on Matplotlib's axes.
+      spoken: start of the suite's log lines during training.
+      short: function from a row's name to a shorter name. During training, the metric of the row is
+        named `SUITE/SHORT`.
+      in_training: True if the suite can be run during training.
+    """
 
     name: str
     title: str
     needs: str
-    # Function that returns the `Measurement` of each data set. It opens no data.
     measurements: Callable[[Subject, Options], Sequence[Measurement]]
     options: Mapping[str, SuiteOption] = field(default_factory=dict)
-    # Function that returns the settings on which the metrics depend, without the data. Metrics with
-    # different settings are not stored in the same folder.
     settings: Callable[[Subject, Options], dict] = lambda subject, options: {}
-    # Names of tables in `vit_jax.published` with values for comparison.
     published: tuple[str, ...] = ()
-    # Function that defines the rows with means in the table. Its argument contains the names of the
-    # available rows. The result is a dict from the name of each mean to the names of the rows to
-    # average.
     means: Callable[[Collection[str]], Mapping[str, Sequence[str]]] = lambda there: {}
-    # Function that plots rows with metrics, and published values, on Matplotlib's axes.
     draw: Callable[[Any, Sequence[Row], Mapping[str, Mapping[str, float]]], None] | None = None
-    spoken: str = ""  # Start of the suite's log lines during training.
-    # Function from a row's name to a shorter name. During training, the metric of the row is named
-    # `SUITE/SHORT`.
+    spoken: str = ""
     short: Callable[[str], str] = lambda name: name.replace(", ", "/")
     in_training: bool = True
 

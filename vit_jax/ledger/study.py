@@ -212,37 +212,44 @@ def exaflops_of(workdir: Path) -> float:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Definition of an experiment: its runs, and how to compute and show its results."""
+    """Definition of an experiment: its runs, and how to compute and show its results.
 
-    claim: str  # The claim or question, in a sentence.
-    # Function that computes the results from the finished runs. It is called after each run, so
-    # slow parts should be cached. None: the experiment has no laptop scale.
+    Args:
+      claim: the claim or question, in a sentence.
+      read: function that computes the results from the finished runs. It is called after each run,
+        so slow parts should be cached. None: the experiment has no laptop scale.
+      place: place in the paper, such as `Table 8`, `Figure 5`, `Section 4.6`; empty: our own
+        experiment.
+      stages: functions that return the training runs of a stage; a stage can use metrics of the
+        stages before it.
+      paper: the experiment at the paper's scale; None: it has no such scale.
+      table: function that formats the results as a Markdown table; None: a table that shows our
+        results next to the values of the table `published`.
+      draw: function that returns pictures by name, without file extension.
+      finding: function that returns a sentence about the results.
+      published: name of the table in `vit_jax.published` to compare with. The results have the same
+        rows and columns as this table.
+      compared: function that returns pairs of a published value and our value, by row and column;
+        None: the pairs of the table `published`.
+      options: the experiment's own flags, by name, with the arguments of `add_argument`.
+      needs: text about required packages or data; empty: none are required.
+      minutes: duration at laptop scale with two processes, each on an idle core.
+      runs_of: name of an experiment with the same stages and flags; both can use the same folder.
+    """
+
+    claim: str
     read: Callable[[Study], Figures] | None = None
-    # Place in the paper, such as `Table 8`, `Figure 5`, `Section 4.6`; empty: our own experiment.
     place: str = ""
-    # Functions that return the training runs of a stage; a stage can use metrics of the stages
-    # before it.
     stages: Sequence[Callable[[Study], Sequence[Trial]]] = ()
-    # The experiment at the paper's scale; None: it has no such scale.
     paper: "Experiment | None" = None
-    # Function that formats the results as a Markdown table; None: a table that shows our results
-    # next to the values of the table `published`.
     table: Callable[[Figures], str] | None = None
-    # Function that returns pictures by name, without file extension.
     draw: Callable[[Study, Figures], Mapping[str, Any]] | None = None
-    # Function that returns a sentence about the results.
     finding: Callable[[Figures], str] | None = None
-    # Name of the table in `vit_jax.published` to compare with. The results have the same rows and
-    # columns as this table.
     published: str = ""
-    # Function that returns pairs of a published value and our value, by row and column; None: the
-    # pairs of the table `published`.
     compared: Callable[[Figures], Pairs] | None = None
-    # The experiment's own flags, by name, with the arguments of `add_argument`.
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    needs: str = ""  # Text about required packages or data; empty: none are required.
-    minutes: float = 1.0  # Duration at laptop scale with two processes, each on an idle core.
-    # Name of an experiment with the same stages and flags; both can use the same folder.
+    needs: str = ""
+    minutes: float = 1.0
     runs_of: str = ""
 
     @property

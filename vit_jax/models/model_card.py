@@ -19,12 +19,22 @@ Kind = TypeVar("Kind", bound=nnx.Module)
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The name, sizes and cost of a model; printed as one line."""
+    """The name, sizes and cost of a model; printed as one line.
+
+    Attributes:
+      name: name of the model, such as `ViT-B/16`.
+      parameters: number of parameters.
+      multiply_adds: number of multiply-adds in the matrix products and convolutions of one image's
+        forward pass.
+      tokens: number of tokens of an image; None for a model without tokens.
+      image_size: height and width of an image in pixels.
+      source: the paper or library that defines the model.
+    """
 
     name: str
     parameters: int
-    multiply_adds: int  # Matrix products and convolutions of one image's forward pass.
-    tokens: int | None  # None for a model without tokens.
+    multiply_adds: int
+    tokens: int | None
     image_size: tuple[int, int]
     source: str
 

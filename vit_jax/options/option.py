@@ -12,25 +12,33 @@ _OPTION, _SECTION, _REQUIRES = "option", "section", "requires"  # Keys in a fiel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """The declaration of one value of a config."""
+    """The declaration of one value of a config.
 
-    # Default value. The defaults of all options are those of the paper's pre-training (section 4.1,
-    # table 3), on the embedded digits. If the default is None, None is a valid value.
+    Attributes:
+      default: default value. The defaults of all options are those of the paper's pre-training
+        (section 4.1, table 3), on the embedded digits. If the default is None, None is a valid
+        value.
+      rule: type and bounds of the value.
+      help: description of the option.
+      operational: the value may change when a run is resumed, because training does not depend on
+        it.
+      optional: None is a valid value although it is not the default.
+      validate: function that compares the value with other values of the config. It returns words
+        that complete "must be ...", or an empty string if the value is valid.
+      requires: function that checks whether a config uses the option. It returns the condition that
+        is not met, or an empty string if the option is used. An option that is not used must have
+        its default value.
+      smoke: value in the version `:smoke` of a config, which trains for two steps. None: the value
+        does not change.
+    """
+
     default: Any
-    rule: Rule  # Type and bounds of the value.
-    help: str  # Description of the option.
-    # The value may change when a run is resumed, because training does not depend on it.
+    rule: Rule
+    help: str
     operational: bool = False
-    optional: bool = False  # None is a valid value although it is not the default.
-    # Function that compares the value with other values of the config. It returns words that
-    # complete "must be ...", or an empty string if the value is valid.
+    optional: bool = False
     validate: Callable[[Any, Any], str] | None = None
-    # Function that checks whether a config uses the option. It returns the condition that is not
-    # met, or an empty string if the option is used. An option that is not used must have its
-    # default value.
     requires: Callable[[Any], str] | None = None
-    # Value in the version `:smoke` of a config, which trains for two steps. None: the value does
-    # not change.
     smoke: Any = None
 
 

@@ -113,7 +113,8 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
     try:
         with np.load(path) as file:
             values = {name: file[name] for name in names}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
+    # A TypeError: the file contains a single array.
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError):
         return None
     return {name: x if x.ndim else x.item() for name, x in values.items()}
 
