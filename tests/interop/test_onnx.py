@@ -47,6 +47,11 @@ MODELS = {
     ),
     "swin": ("Swin-T", SWIN | dict(image_size=(20, 28), position="1d")),
     "swin v2": ("SwinV2-T/w8", SWIN | dict(pretrained_windows=(3, 2), image_size=32)),
+    "windows": (
+        "ViT-S/16",
+        SMALL
+        | dict(attention="windows", window=2, global_layers=1, image_size=(48, 80), pooling="gap"),
+    ),
     "axial bit": ("AxialResNet50", RESNET | dict(resnet_blocks=(1, 1))),
 }
 HALVES = {

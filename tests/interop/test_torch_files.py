@@ -63,6 +63,16 @@ def test_model_of_a_pth_file_has_the_authors_outputs(torch, timm, tmp_path):
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6 * np.abs(wanted).max())
 
 
+def test_register_tokens_of_another_shape_are_one_line(torch, timm, tmp_path):
+    saved = dict(timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=48).state_dict())
+    saved["register_tokens"] = torch.ones(48)
+    torch.save(saved, tmp_path / "flat.pth")
+    done = convert(tmp_path / "flat.pth", tmp_path / "folder")
+    assert done.returncode == 2
+    assert "register tokens of the shape [48]; expected [1, registers, dim]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def authors_of_dinov3(torch, state, grid):
     """Returns tensors under the names of DINOv3's authors, who mask the bias of keys.
 

@@ -206,7 +206,12 @@ def _convert_to_timm(named: list[tuple[str, Any]], folder: Path, pixels: str | N
     if heads:
         named = [(name, array) for name, array in named if not OWNS.match(name)]
     tensors, skipped = _model_tensors(named)
-    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    registers = 0
+    if "reg_token" in tensors:
+        if tensors["reg_token"].ndim != 3:
+            shape = list(tensors["reg_token"].shape)
+            raise UserError(f"register tokens of the shape {shape}; expected [1, registers, dim]")
+        registers = tensors["reg_token"].shape[1]
     tensors = with_registers(tensors, dict(registers=registers))
     tensors, config, assumptions = as_timm(tensors, pixels)
     save_file(tensors, folder / "model.safetensors")

@@ -276,7 +276,7 @@ class ConvNeXt(ImageModel):
         self, images: jax.Array, keep: jax.Array, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
         x = self._stages(images, rngs, keep)[-1]
-        return x.reshape(len(x), -1, x.shape[-1])
+        return x.reshape(x.shape[0], -1, x.shape[-1])
 
     def _stages(
         self, images: jax.Array, rngs: nnx.Rngs | None, keep: jax.Array | None = None

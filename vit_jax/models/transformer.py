@@ -90,9 +90,11 @@ def cut_windows(x: jax.Array, window: tuple[int, int]) -> jax.Array:
 
 def join_windows(x: jax.Array, size: tuple[int, int], window: tuple[int, int]) -> jax.Array:
     """Inverts `cut_windows` for maps of the height and width `size`."""
-    (height, width), (rows, columns), rest = size, window, x.shape[3:]
-    x = x.reshape(len(x), height // rows, width // columns, rows, columns, *rest).swapaxes(2, 3)
-    return x.reshape(len(x), height, width, *rest)
+    (height, width), (rows, columns) = size, window
+    # Not `len(x)`: exported programs have a symbolic batch size.
+    batch, rest = x.shape[0], x.shape[3:]
+    x = x.reshape(batch, height // rows, width // columns, rows, columns, *rest).swapaxes(2, 3)
+    return x.reshape(batch, height, width, *rest)
 
 
 class Attention(nnx.Module):
@@ -430,7 +432,7 @@ class WindowBlock(EncoderBlock):
         """Maps `[batch, rows * columns, ...]` to `[batch, windows, window * window, ...]`."""
         (rows, columns), side = self.grid, self.window
         more = -rows % side, -columns % side
-        x = x.reshape(len(x), rows, columns, *x.shape[2:])
+        x = x.reshape(x.shape[0], rows, columns, *x.shape[2:])
         if any(more):
             x = jnp.pad(x, ((0, 0), (0, more[0]), (0, more[1]), *((0, 0),) * (x.ndim - 3)))
         return cut_windows(x, (side, side))
@@ -440,7 +442,7 @@ class WindowBlock(EncoderBlock):
         (rows, columns), side = self.grid, self.window
         size = rows + -rows % side, columns + -columns % side
         x = join_windows(x, size, (side, side))[:, :rows, :columns]
-        return x.reshape(len(x), rows * columns, -1)
+        return x.reshape(x.shape[0], rows * columns, -1)
 
 
 class AttentionPooling(nnx.Module):

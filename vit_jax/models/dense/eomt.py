@@ -130,9 +130,9 @@ class EoMT(nnx.Module):
                 return None
             predictions.append(self.predict(model, x))
             within = resized(jnp.moveaxis(predictions[-1][0], 1, -1), model.grid) > 0
-            within = jnp.moveaxis(within.reshape(len(x), -1, within.shape[-1]), 1, -1)
+            within = jnp.moveaxis(within.reshape(x.shape[0], -1, within.shape[-1]), 1, -1)
             free = masking.draws[:, number] >= masking.probabilities[number]
-            full = jnp.ones((len(x), within.shape[1], x.shape[1]), bool)
+            full = jnp.ones((x.shape[0], within.shape[1], x.shape[1]), bool)
             return full.at[:, :, model.patch_tokens].set(within | free[..., None])
 
         x = model.assemble(model.patches(images), encoder_rngs)
