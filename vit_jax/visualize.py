@@ -93,7 +93,11 @@ def _title(library: str, name: str) -> str:
 
 
 def test_images(checkpoint: str) -> Source:
-    """Returns the test images of a checkpoint's run; raises UserError if it is not a run."""
+    """Returns the test images of a training run.
+
+    Raises:
+      UserError: `checkpoint` is not the workdir of a run.
+    """
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import place_of, saved_run
 

@@ -41,7 +41,7 @@ def crop_of(subject: Subject, options: Options) -> TestCrop:
 
 
 def head(subject: Subject) -> Match:
-    """Matches the classes of the model's head with ImageNet's classes by name."""
+    """Returns the `Match` of the outputs of the model's head with ImageNet's classes, by name."""
     return sets.match_head(subject.num_classes, subject.class_names, subject.name)
 
 

@@ -129,7 +129,7 @@ def fill(module: Kind, sources: dict[str, Callable[[], np.ndarray]]) -> Kind:
 
 
 def params_of(model: nnx.Module) -> dict[str, jax.Array]:
-    """Returns the parameters of a model by path."""
+    """Returns a dict from the path of each of a model's parameters to its array."""
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
     return {"/".join(map(str, path)): leaf[...] for path, leaf in flat}
 

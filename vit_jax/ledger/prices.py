@@ -19,7 +19,10 @@ KEPT = "mfu.json"
 
 
 def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
-    """Returns the first stage's runs at the paper's scale, by their flags; empty: none."""
+    """Returns the runs of an experiment's first stage at the paper's scale.
+
+    The keys are the texts of `flags_text`. Without a paper's scale, the dict is empty.
+    """
     if experiment.paper is None or not experiment.paper.stages:
         return {}
     study = Study(Path("nowhere"), experiment.defaults, scale="paper")

@@ -181,11 +181,11 @@ class RelativeLayout(NamedTuple):
     def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
         """Returns the table for another grid, resized bicubically like Swin's bias tables.
 
-        A row of the old table belongs to a difference of patch numbers. For the resizing, the row
-        is copied to all offsets (rows, columns) with this difference. On a grid with C columns, for
-        example, the offsets (0, C - 1) and (1, -1) both have the difference C - 1. After the
-        resizing, a row of the new table is the mean over all pairs of patches with the row's
-        difference.
+        Patches are numbered in raster order, and a row of a table belongs to the difference of two
+        numbers. On a grid with C columns, for example, the offsets of 0 rows and C - 1 columns, and
+        of 1 row and -1 columns, both have the difference C - 1. Before the resizing, each offset
+        gets a copy of the row of its difference. After the resizing, a row of the new table is the
+        mean over all pairs of patches with the row's difference.
         """
         old, new = math.prod(self.grid), math.prod(grid)
         among = table[difference(self.grid) + old - 1]  # [row offset, column offset, head_dim]

@@ -200,8 +200,10 @@ def _directions(pictures: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
 def _similarity(first: np.ndarray, second: np.ndarray, typical: np.ndarray | int) -> np.ndarray:
     """Returns the similarity of each pair of images, `[pairs]`.
 
-    `first` and `second` are thumbnails, `[pairs, borders, side, side, 3]`. `typical` is the mean
-    image.
+    Args:
+      first, second: thumbnails, `[pairs, borders, side, side, 3]`. Each image has a thumbnail for
+        each width of a border that is cut off.
+      typical: the mean image, which is subtracted from the thumbnails; 0: nothing is subtracted.
     """
 
     def most(common: np.ndarray | int) -> np.ndarray:

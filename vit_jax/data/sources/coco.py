@@ -243,7 +243,7 @@ def _check_ids(file: str, key: str, entries: Sequence[Mapping]) -> None:
 
 
 def _check_files(file: str, images: Sequence[Mapping], files: Sequence[str]) -> None:
-    """Raises UserError if two images have the same file, each with a part of its objects."""
+    """Raises UserError if two images have the same file: each has only some of its objects."""
     first: dict[str, int] = {}
     for index, name in enumerate(files):
         if (other := first.setdefault(os.path.normpath(name), index)) != index:

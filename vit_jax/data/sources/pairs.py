@@ -1,7 +1,7 @@
 """Images with maps: each image has a file with a value for each pixel (a mask or a depth map).
 
 Images and maps are in two folders. An image and its map have the same file name, except for the
-suffix and the ends in `Split`.
+suffix and for the endings `image_end` and `map_end` of `Split`.
 """
 
 import dataclasses

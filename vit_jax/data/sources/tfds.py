@@ -131,8 +131,10 @@ def caption_feature(features: Mapping, caption_key: str) -> str | None:
 def text_features(features: Mapping, above: str = "", nested: int = 0) -> Iterator[str]:
     """Yields the names, in a tf.Example, of all features that are texts or sequences of texts.
 
-    Features within other features have the prefix `above`; `nested` is the number of sequences
-    around them.
+    Args:
+      above: prefix of the names: the names of the features that contain these features, such as
+        `captions/`.
+      nested: number of sequences that contain these features.
     """
     from tensorflow_datasets.core import features as kinds
     from tensorflow_datasets.core.utils import dtype_utils

@@ -47,7 +47,7 @@ def given_arguments(config: dict, *unchecked: str) -> dict[str, Any]:
 
 
 def stated_size(config: dict) -> tuple[int, int] | None:
-    """Returns the image size in a `config.json`; None if it does not contain it."""
+    """Returns the image size that a `config.json` contains; None: it contains no image size."""
     size = (config.get("model_args") or {}).get("img_size")
     if size is None:
         size = ((config.get("pretrained_cfg") or {}).get("input_size") or [None])[1:] or None

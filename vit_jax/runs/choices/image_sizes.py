@@ -41,8 +41,10 @@ def largest_size(
     """Returns the largest image size (side in pixels) for the available time, and the reason.
 
     Args:
-      largest: the largest size. Smaller sizes are multiples of `step` less.
-      least: minimum size, unless `largest` is less.
+      largest: the largest size. The others are `largest - step`, `largest - 2 * step`, and so on.
+      step: difference between two sizes in pixels.
+      least: the smallest size that is tried. If `largest` is smaller, only `largest` is tried.
+      patch: the patch size, for the reason.
       minutes: the available time; None: no limit.
       fits: function that returns True if the time is sufficient for a size.
     """

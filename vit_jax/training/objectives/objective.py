@@ -177,9 +177,9 @@ class Objective(nnx.Module):
 
     @staticmethod
     def views(config: RunOptions) -> tuple[View, ...]:
-        """Returns the views (such as crops) of each image that a batch contains.
+        """Returns the declarations of an image's views in a batch, such as two crops.
 
-        The first view is `image`.
+        The first view has the name `image`.
         """
         return (View(),)
 
