@@ -56,7 +56,9 @@ def step_for_v5e() -> jax.stages.Lowered:
 
 @pytest.mark.slow
 @needs_compiler
-def test_other_flags_of_the_compiler_compile_again(monkeypatch):
+def test_other_flags_of_the_compiler_compile_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
     def compiled() -> bool:
         return not compile_lowered(step_for_v5e(), WHERE, {}, {}).cached
 

@@ -62,6 +62,11 @@ def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
     return {} if is_default else {"problem_type": PROBLEM_TYPES[probabilities]}
 
 
+def read_image_size(size: int | list[int]) -> tuple[int, ...]:
+    """Returns an image size of `config.json` as a tuple; models reject lengths other than 2."""
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
 def write_image_size(values: dict) -> int | list[int]:
     """Returns a model's image size as an entry of `config.json`: one number if it is square."""
     height, width = values["image_size"]

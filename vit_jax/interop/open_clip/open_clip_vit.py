@@ -14,8 +14,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format, Tensors, Values, write_image_size
-from vit_jax.models.image_model import height_and_width
+from vit_jax.interop.library import Format, Tensors, Values, read_image_size, write_image_size
 from vit_jax.models.vit import ViT
 
 _THEIRS = "transformer.resblocks.{0}."
@@ -60,7 +59,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
             f"width {dim}"
         )
     values = dict(
-        image_size=height_and_width(tower["image_size"]),
+        image_size=read_image_size(tower["image_size"]),
         patch_size=patch,
         channels=channels,
         dim=dim,

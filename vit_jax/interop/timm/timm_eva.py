@@ -11,6 +11,7 @@ from vit_jax.interop.library import (
     Format,
     Tensors,
     Values,
+    read_image_size,
     require_defaults,
     require_one_of,
 )
@@ -35,7 +36,6 @@ from vit_jax.interop.timm.timm_vit import (
     rename_positions,
     with_registers,
 )
-from vit_jax.models.image_model import height_and_width
 from vit_jax.models.vit import ViT
 
 _RULES = (
@@ -271,7 +271,7 @@ def _rope(settings: dict, has_cls: bool) -> Values:
     if not settings["use_rot_pos_emb"]:
         return dict(rope="none")
     shape = settings["ref_feat_shape"]
-    grid = None if shape is None else height_and_width(shape)
+    grid = None if shape is None else read_image_size(shape)
     rope_settings = _without_grid({name: settings[name] for name in settings if name in _NO_ROPE})
     if rope_settings["rope_type"] == "mixed":
         # In models of the type `mixed`, the rotary frequencies are learned parameters. The setting

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, SAME, Layout, Rule, names_of, torch_dense
-from vit_jax.interop.library import ObjectiveFormat, write_image_size
+from vit_jax.interop.library import ObjectiveFormat, read_image_size, write_image_size
 from vit_jax.interop.objective_files import MASK
-from vit_jax.models.image_model import height_and_width
 
 # Transformers' defaults of the entries of a ViT's `config.json` that `read_sizes` and `read_gelu`
 # read. Each model type overrides some of them.
@@ -99,7 +98,7 @@ def read_gelu(config: dict) -> str:
 def read_sizes(config: dict) -> dict:
     """Returns the arguments of a ViT that most model types store under the same names."""
     return dict(
-        image_size=height_and_width(config["image_size"]),
+        image_size=read_image_size(config["image_size"]),
         patch_size=config["patch_size"],
         channels=config.get("num_channels", 3),
         dim=config["hidden_size"],

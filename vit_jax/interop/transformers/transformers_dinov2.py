@@ -13,7 +13,13 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format, require_defaults, require_one_of, write_image_size
+from vit_jax.interop.library import (
+    Format,
+    read_image_size,
+    require_defaults,
+    require_one_of,
+    write_image_size,
+)
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
     class_name,
@@ -25,7 +31,6 @@ from vit_jax.interop.transformers.transformers_config import (
     vit_type,
     with_classifier,
 )
-from vit_jax.models.image_model import height_and_width
 from vit_jax.models.vit import ViT
 
 # Maps Transformers' model type to the start of its class names, such as Dinov2Model.
@@ -72,7 +77,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     classes = count_classes(tensors, config, _START[kind])
     require_always(config, dict(hidden_act="gelu", qkv_bias=True))
     try:
-        size, dim = height_and_width(config["image_size"]), config["hidden_size"]
+        size, dim = read_image_size(config["image_size"]), config["hidden_size"]
         gated = config.get("use_swiglu_ffn", False)
         values = dict(
             image_size=size,

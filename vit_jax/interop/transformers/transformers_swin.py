@@ -16,7 +16,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
-from vit_jax.interop.library import Format, write_image_size
+from vit_jax.interop.library import Format, read_image_size, write_image_size
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
     class_name,
@@ -26,7 +26,6 @@ from vit_jax.interop.transformers.transformers_config import (
     require_always,
     with_classifier,
 )
-from vit_jax.models.image_model import height_and_width
 from vit_jax.models.swin import EPSILON, RATIO, Swin, windows
 
 _KINDS = {"swin": ("Swin", 1), "swinv2": ("Swinv2", 2)}
@@ -89,7 +88,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     try:
         size, former = config["image_size"], tuple(config.get("pretrained_window_sizes") or ())
         values = dict(
-            image_size=height_and_width(size),
+            image_size=read_image_size(size),
             num_classes=classes,
             patch_size=config["patch_size"],
             channels=config.get("num_channels", 3),
