@@ -88,9 +88,10 @@ class SkippedTests:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks tests as slow that use PyTorch's libraries, and all but one variant of others.
+    """Marks two kinds of tests as slow.
 
-    The latter are tests with the marker `one_variant`, of which the first variant is not slow.
+    They are tests that use PyTorch's libraries, and all variants but the first of a test with the
+    marker `one_variant`.
 
     `pytest` alone skips slow tests; `--rest` runs them. Importing PyTorch's libraries takes much
     time and memory.

@@ -34,8 +34,8 @@ def test_axial_vit_attends_along_rows_before_columns():
     block = random_model(**TINY, attention="axial", pooling="gap").blocks["00"]
     x = np.random.default_rng(2).normal(size=(1, 6, 16)).astype(np.float32)
     changed = x.copy()
-    # The patch in row 1 and column 1. Only one channel changes: a layer norm removes what is added
-    # to all channels.
+    # The patch in row 1 and column 1. Only one channel changes: a layer norm removes a constant that
+    # is added to all channels.
     changed[0, 4, 0] += 1
     rows = [forward(block.row, tokens.reshape(2, 3, 16)) for tokens in (x, changed)]
     moved = (rows[0] != rows[1]).any(axis=2)

@@ -31,7 +31,7 @@ def random_case(shape, sides, dtype="float32"):
     "shape, sides",
     [
         ((2, 9, 13, 5), (7, 7)),
-        # The columns are processed in two parts, of which the second is shorter.
+        # The columns are processed in two parts; the second part is shorter.
         ((1, 4, 31, 3), (7, 7)),
         # The kernel is larger than the images, and the last part of the batch is smaller.
         ((17, 5, 3, 2), (7, 7)),

@@ -106,7 +106,7 @@ def test_average_pooling_has_no_class_token(name, parameters):
         ("ViT-L/32", 384, 145, 306_632_680),
         ("ViT-L/16", 512, 1025, 305_174_504),
         ("ViT-H/14", 518, 1370, 633_470_440),
-        # The paper's size is 384, of which patches of 14 cover 378.
+        # The paper's size is 384. Patches of 14 pixels cover 378 pixels of it.
         ("ViT-H/14", 378, 730, 632_651_240),
     ],
 )

@@ -163,7 +163,7 @@ class TrainLog:
         return line
 
     def account(self, step: int) -> None:
-        """Writes the seconds of each kind of work, from which a resumed run goes on counting."""
+        """Writes the seconds of each kind of work; a resumed run adds its seconds to these."""
         if self._writer:
             self._writer.write(step, self._ledger.row())
 

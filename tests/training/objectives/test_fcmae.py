@@ -27,7 +27,7 @@ from vit_jax.models.layers import capturing
 from vit_jax.runs.loop import train
 from vit_jax.training.objectives import make_objective
 
-# Images have 3x4 patches of 8x8 pixels, of which 4 are visible. The stages' maps are 6x8 and 3x4.
+# Images have 3x4 patches of 8x8 pixels; 4 patches are visible. The stages' maps are 6x8 and 3x4.
 STAGES = dict(blocks=(1, 2), widths=(8, 12))
 SIZE, ROWS, COLUMNS, VISIBLE = (24, 32), 3, 4, 4
 
