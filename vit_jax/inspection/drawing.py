@@ -1,31 +1,60 @@
 """Draws all figures of a model into a folder, and writes an HTML page that shows them."""
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
-from flax import nnx
+from matplotlib.figure import Figure
 
 from vit_jax.errors import UserError
 from vit_jax.inspection import embeddings, figures, page_charts
-from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
+from vit_jax.inspection.attention_maps import check_attends
 from vit_jax.inspection.html_page import inline, render, write_text
+from vit_jax.inspection.intermediates import Intermediates, compute_intermediates
 from vit_jax.inspection.map_sheet import LayerMaps, MapSheets, map_sheets
 from vit_jax.inspection.viewer import viewer
-from vit_jax.models.image_model import TokenModel
+from vit_jax.models.image_model import ImageModel
+
+COMPONENTS = "their three principal components as colours"
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
+class FigureFolder:
+    """Saves figures as PNGs in a folder.
+
+    Attributes:
+      captions: caption of each saved figure, by name.
+      arrays: arrays that the figures show, by name.
+      undefined: reasons why figures cannot be drawn, by caption.
+
+    Raises:
+      UserError: the folder cannot be created.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.captions: dict[str, str] = {}
+        self.arrays: dict[str, np.ndarray] = {}
+        self.undefined: dict[str, str] = {}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {path}: {error.strerror}") from error
+
+    def save(self, name: str, caption: str, figure: Figure, **arrays: np.ndarray) -> None:
+        """Saves a figure as `NAME.png`, and remembers the arrays that it shows."""
+        figure.savefig(self.path / f"{name}.png", dpi=110)
+        self.captions[name] = caption
+        self.arrays |= arrays
+        print(f"{self.path / name}.png  {caption}")
+
+    def skip(self, caption: str, reason: str) -> None:
+        """Prints why a figure is not drawn, and remembers it for the page."""
+        self.undefined[caption] = reason
+        print(f"{caption}: not defined: {reason}")
 
 
 def draw_all(
-    model,
+    model: ImageModel,
     names: Sequence[str],
     images: np.ndarray,
     out: Path,
@@ -37,213 +66,157 @@ def draw_all(
 ) -> None:
     """Draws all figures of a model into the folder `out`.
 
+    A figure that is not defined for the model is skipped, and the reason is printed.
+
     Args:
-      images: uint8 `[images, height, width, channels]`.
+      images: uint8 `[images, height, width, 3]`.
       source: text below the title, such as the source of the model.
       layers: also draw the rollout after each layer.
       heads: also draw each head of the last layer.
     """
-    seen = look(model, images, batch_size)
-    arrays, drawn, undefined = {"images": images}, {}, {}
-    _make_folder(out)
+    results = compute_intermediates(model, images, batch_size)
+    folder = FigureFolder(out)
+    folder.arrays["images"] = images
+    _draw_attention(folder, model, results, images, names, layers, heads)
+    _draw_weights(folder, model)
+    coloured = _draw_features(folder, model, results, images, names)
+    maps = _layer_maps(results)
+    folder.arrays |= {f"attention_{layer.number}": layer.heads for layer in maps}
+    np.savez_compressed(out / "arrays.npz", **folder.arrays)
+    sheets = map_sheets(maps) if maps else None
+    page = render(
+        "figures.html",
+        title=title,
+        source=source,
+        about=_about(model, sheets) if sheets else "",
+        viewer=viewer(images, names, sheets, coloured),
+        drawn=_page_figures(folder),
+        undefined=folder.undefined,
+    )
+    print(write_text(out / "index.html", page))
 
-    def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
-        """Creates a figure and saves it as `NAME.png` in the folder `out`.
 
-        `make` returns the figure's data, by name, and the figure. If `make` raises UserError, the
-        figure is skipped, and the message is printed.
-        """
-        try:
-            values, figure = make()
-        except UserError as error:
-            undefined[caption] = str(error)
-            print(f"{caption}: not defined: {error}")
-            return
-        arrays.update(values)
-        figure.savefig(out / f"{name}.png", dpi=110)
-        drawn[name] = caption
-        print(f"{out / name}.png  {caption}")
-
-    def rolled_out():
+def _draw_attention(
+    folder: FigureFolder,
+    model: ImageModel,
+    results: Intermediates,
+    images: np.ndarray,
+    names: Sequence[str],
+    layers: bool,
+    heads: bool,
+) -> None:
+    """Draws attention rollout and the mean attention distance."""
+    captions = {
+        "rollout": "Attention rollout: contribution of each patch to the output",
+        "distance": "Mean attention distance of each head",
+    }
+    try:
         check_attends(model)
-        last = seen["rollout"][:, -1]
-        overlays = [figures.heat_map(*pair) for pair in zip(images, last, strict=True)]
-        return {"rollout": last}, figures.pairs(images, overlays, names)
-
-    def distance():
-        check_attends(model)
-        return {"distance": seen["distance"]}, figures.distance_dots(seen["distance"])
-
-    def positions():
-        similarity = embeddings.position_similarity(model)
-        return {"position_similarity": similarity}, figures.similarity_tiles(similarity)
-
-    def filters():
-        components = embeddings.filters(model)
-        return {"filters": components}, figures.tiles(components, 7)
-
-    def colours(name: str, coloured: np.ndarray) -> Callable[[], tuple[dict, object]]:
-        return lambda: ({name: coloured}, figures.pairs(images, list(coloured), names))
-
-    def draw_each(kind: str, caption: str, title: str, maps: np.ndarray) -> None:
-        """Draws a figure for each image, with all attention maps of the image as tiles."""
+    except UserError as error:
+        for caption in captions.values():
+            folder.skip(caption, str(error))
+        return
+    last = results.rollout[:, -1]
+    overlays = [figures.heat_map(*pair) for pair in zip(images, last, strict=True)]
+    figure = figures.pairs(images, overlays, names)
+    folder.save("rollout", captions["rollout"], figure, rollout=last)
+    # For each image one figure, with a tile for each layer or head.
+    tiled = {}
+    if layers:
+        tiled["layers"] = ("Rollout after each layer", "layer", results.rollout)
+    if heads:
+        tiled["heads"] = ("The last layer's attention, each head", "head", results.attention[:, -1])
+    for kind, (caption, tile, maps) in tiled.items():
         for number, (name, image, weights) in enumerate(zip(names, images, maps, strict=True)):
             overlays = [figures.heat_map(image, each) for each in weights]
-            titles = [f"{title} {index + 1}" for index in range(len(weights))]
-            made = {kind: maps}, figures.tiles(overlays, 6, titles)
-            draw(f"{kind}_{number}", f"{caption}: {name}", lambda made=made: made)
-
-    draw("rollout", "Attention rollout: contribution of each patch to the output", rolled_out)
-    if layers and "rollout" in seen:
-        draw_each("layers", "Rollout after each layer", "layer", seen["rollout"])
-    if heads and "attention" in seen:
-        last = seen["attention"][:, -1]
-        draw_each("heads", "The last layer's attention, each head", "head", last)
-    draw("distance", "Mean attention distance of each head", distance)
-    draw("filters", "Principal components of the first layer's filters", filters)
-    draw("positions", "Similarity of position embeddings", positions)
-    components = "their three principal components as colours"
-    if "tokens" in seen:
-        made = colours("token_colours", embeddings.token_colours(model, seen["tokens"]))
-        draw("tokens", f"The last layer's tokens: {components}", made)
-    for stage, features in enumerate(seen.get("stages", ()), start=1):
-        made = colours(f"stage_{stage}_colours", embeddings.colours(features))
-        draw(f"stage_{stage}", f"The features of stage {stage}: {components}", made)
-    maps = _layer_maps(seen) if "rollout" in arrays or "attended" in seen else []
-    arrays |= {f"attention_{layer.number}": layer.heads for layer in maps}
-    np.savez_compressed(out / "arrays.npz", **arrays)
-    page = {"title": title, "source": source, "undefined": undefined}
-    page["drawn"] = _pictures(out, drawn, arrays)
-    sheets = map_sheets(maps) if maps else None
-    page["viewer"] = viewer(images, names, sheets, _colours(arrays, seen))
-    page["about"] = _about(model, sheets)
-    print(write_text(out / "index.html", render("figures.html", **page)))
+            titles = [f"{tile} {index}" for index in range(1, len(weights) + 1)]
+            figure = figures.tiles(overlays, 6, titles)
+            folder.save(f"{kind}_{number}", f"{caption}: {name}", figure, **{kind: maps})
+    figure = figures.distance_dots(results.distance)
+    folder.save("distance", captions["distance"], figure, distance=results.distance)
 
 
-def _about(model, sheets: MapSheets | None) -> str:
-    """Returns a text about the meaning of bright areas, and about layers that are not on the page.
+def _draw_weights(folder: FigureFolder, model: ImageModel) -> None:
+    """Draws the first layer's filters and the similarity of position embeddings."""
+    filters = embeddings.filters(model)
+    caption = "Principal components of the first layer's filters"
+    folder.save("filters", caption, figures.tiles(filters, 7), filters=filters)
+    caption = "Similarity of position embeddings"
+    try:
+        similarity = embeddings.position_similarity(model)
+    except UserError as error:
+        folder.skip(caption, str(error))
+        return
+    figure = figures.similarity_tiles(similarity)
+    folder.save("positions", caption, figure, position_similarity=similarity)
 
-    Args:
-      sheets: the attention maps on the page. None: the page has no maps, and the text is empty.
+
+def _draw_features(
+    folder: FigureFolder,
+    model: ImageModel,
+    results: Intermediates,
+    images: np.ndarray,
+    names: Sequence[str],
+) -> dict[str, np.ndarray]:
+    """Draws the features of the last layer, or of each stage, as colours.
+
+    Returns:
+      The colours by caption for the page, `[images, rows, columns, 3]` in 0 ... 1; stages in
+      descending order.
     """
-    if sheets is None:
-        return ""
-    by_class_token = getattr(model.options, "pooling", "") == "cls"
-    whose = "the class token attends" if by_class_token else "the patches attend"
-    whose = whose if sheets.rollout else "the places of a window attend"
+    if results.tokens is not None:
+        colours = embeddings.token_colours(model, results.tokens)
+        figure = figures.pairs(images, list(colours), names)
+        caption = f"The last layer's tokens: {COMPONENTS}"
+        folder.save("tokens", caption, figure, token_colours=colours)
+        return {"tokens as colours": colours}
+    coloured = {}
+    for stage, features in enumerate(results.stages, start=1):
+        colours = embeddings.colours(features)
+        figure = figures.pairs(images, list(colours), names)
+        caption = f"The features of stage {stage}: {COMPONENTS}"
+        folder.save(f"stage_{stage}", caption, figure, **{f"stage_{stage}_colours": colours})
+        coloured[f"stage {stage} as colours"] = colours
+    return dict(reversed(coloured.items()))
+
+
+def _layer_maps(results: Intermediates) -> list[LayerMaps]:
+    """Returns the attention maps of each layer; an empty list if the model has none."""
+    if results.attention is not None:
+        by_layer = (np.moveaxis(maps, 1, 0) for maps in (results.attention, results.rollout))
+        pairs = zip(*by_layer, strict=True)
+        return [LayerMaps(number, *pair) for number, pair in enumerate(pairs, start=1)]
+    attended = enumerate(results.attended, start=1)
+    return [LayerMaps(number, np.moveaxis(maps, -1, 1)) for number, maps in attended]
+
+
+def _about(model: ImageModel, sheets: MapSheets) -> str:
+    """Explains the attention maps on the page, and states if it does not show all layers."""
+    if not sheets.rollout:
+        attention = "the places of a window attend"
+    elif model.options.pooling == "cls":
+        attention = "the class token attends"
+    else:
+        attention = "the patches attend"
+    text = f"Bright is what {attention} to, relative to the brightest place of the map."
     kept, count = len(sheets.rows), sheets.rows[-1].number
-    fewer = f" {kept} of {count} layers are on this page, all of them in arrays.npz."
-    fewer = "" if kept == count else fewer
-    return f"Bright is what {whose} to, relative to the brightest place of the map.{fewer}"
+    if kept < count:
+        text += f" {kept} of {count} layers are on this page, all of them in arrays.npz."
+    return text
 
 
-def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -> list[dict]:
-    """Returns captions and images of figures for the end of the page, such as filters."""
+def _page_figures(folder: FigureFolder) -> list[dict]:
+    """Returns captions and images of the figures that the page does not show as overlays."""
 
     def distances(axes):
-        figures.draw_distances(axes, arrays["distance"])
+        figures.draw_distances(axes, folder.arrays["distance"])
 
     shown = []
-    for name, caption in drawn.items():
+    for name, caption in folder.captions.items():
         if name == "distance":
             svg = page_charts.draw("", distances, caption, 5.4)
             shown.append({"caption": caption, "svg": svg})
         elif name not in ("rollout", "tokens") and not name.startswith("stage_"):
-            source = inline((out / f"{name}.png").read_bytes())
+            source = inline((folder.path / f"{name}.png").read_bytes())
             shown.append({"caption": caption, "svg": "", "source": source})
     return shown
-
-
-def _layer_maps(seen: dict) -> list[LayerMaps]:
-    """Returns the attention maps of each layer; an empty list if the model has none."""
-    if "attention" in seen:
-        by_layer = (np.moveaxis(seen[name], 1, 0) for name in ("attention", "rollout"))
-        pairs = zip(*by_layer, strict=True)
-        return [LayerMaps(number, *pair) for number, pair in enumerate(pairs, start=1)]
-    attended = enumerate(seen.get("attended", ()), start=1)
-    return [LayerMaps(number, np.moveaxis(maps, -1, 1)) for number, maps in attended]
-
-
-def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
-    """Returns images of the model's features, with three principal components as RGB, by caption.
-
-    A model that outputs tokens, such as ViT, has one item, for its last layer. A model with stages,
-    such as Swin, has an item for each stage, in descending order. `arrays` are those of all
-    figures, and `seen` is the result of `look`.
-    """
-    if "token_colours" in arrays:
-        return {"tokens as colours": arrays["token_colours"]}
-    stages = range(len(seen.get("stages", ())), 0, -1)
-    return {f"stage {stage} as colours": arrays[f"stage_{stage}_colours"] for stage in stages}
-
-
-def look(model, images: np.ndarray, batch_size: int) -> dict:
-    """Computes the intermediate results of a model for all images.
-
-    Returns:
-      A dict. For a model that outputs tokens, such as ViT, it is the result of `look_at_tokens`.
-      For a model with stages, such as Swin, it has two items:
-
-      - `stages`: list of the features of each stage, `[images, rows, columns, channels]`.
-      - `attended`: list of the attention maps of each block, `[images, rows, columns, heads]`.
-        Empty for models without window attention.
-    """
-    if isinstance(model, TokenModel):
-        return look_at_tokens(model, images, batch_size)
-    graphdef, params = nnx.split(model)
-    capture = ("attended",) if "attended" in model.captures else ()
-
-    @jax.jit
-    def captured(params, batch):
-        model = nnx.merge(graphdef, params)
-        with model.capturing(capture) as found:
-            stages = model.features(batch, dense=True)
-        return {"stages": list(stages), "attended": found.get("attended", [])}
-
-    parts = []
-    for start in range(0, len(images), batch_size):
-        parts.append(jax.device_get(captured(params, images[start : start + batch_size])))
-        _say_progress(start + batch_size, len(images))
-    return jax.tree.map(lambda *each: np.concatenate(each), *parts)
-
-
-def _say_progress(done: int, count: int) -> None:
-    """Prints the number of finished images, such as `8/32 images`, if stderr is a terminal."""
-    if sys.stderr.isatty():
-        end = "" if done < count else "\n"
-        print(f"\r{min(done, count)}/{count} images", end=end, file=sys.stderr, flush=True)
-
-
-def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
-    """Computes the intermediate results of a model that outputs tokens, for all images.
-
-    Returns:
-      A dict with these items. Models without full attention have only `tokens`.
-
-      - `tokens`: tokens of the last layer, `[images, tokens, dim]`.
-      - `distance`: mean attention distance in pixels, `[layers, heads]`.
-      - `rollout`: attention rollout up to each layer, `[images, layers, rows, columns]`.
-      - `attention`: attention map of each head, `[images, layers, heads, rows, columns]`.
-    """
-    graphdef, params = nnx.split(model)
-    capture = ("attention", "tokens") if model.attends_fully else ("tokens",)
-
-    @jax.jit
-    def captured(params, batch):
-        return nnx.merge(graphdef, params)(batch, capture=capture)[1]
-
-    distance, parts = 0, {"tokens": [], "rollout": [], "attention": []}
-    for start in range(0, len(images), batch_size):
-        batch = images[start : start + batch_size]
-        captures = jax.device_get(captured(params, batch))
-        parts["tokens"].append(captures["tokens"][-1])
-        if attention := captures.get("attention"):
-            distance += attention_distance(model, attention) * len(batch) / len(images)
-            layers = [np.moveaxis(layer, 1, 0) for layer in attention]
-            heads = [np.stack([of_patches(model, x) for x in layer], axis=1) for layer in layers]
-            rolled = [of_patches(model, x) for x in rollout(attention)]
-            parts["rollout"].append(np.stack(rolled, axis=1))
-            parts["attention"].append(np.stack(heads, axis=1))
-        _say_progress(start + len(batch), len(images))
-    seen = {name: np.concatenate(arrays) for name, arrays in parts.items() if arrays}
-    return seen | ({"distance": distance} if "rollout" in seen else {})

@@ -104,16 +104,16 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
     Raises:
       UserError: the model has no full attention; no image can be read.
     """
-    model, images, masks, seen = _looked(checkpoint, folder)
-    return Seen(model, images, masks, seen["rollout"][:, -1], seen["distance"])
+    model, images, masks, results = _looked(checkpoint, folder)
+    return Seen(model, images, masks, results.rollout[:, -1], results.distance)
 
 
 def _looked(checkpoint: str, folder: str = "") -> tuple:
-    """Returns a checkpoint's model, images, masks (None if unknown) and the result of `look`."""
+    """Returns a checkpoint's model, images, masks (None if unknown) and intermediate results."""
     from vit_jax.checkpoint_crop import checkpoint_crop
     from vit_jax.data.image_files import find_images, read_images
     from vit_jax.inspection.attention_maps import check_attends
-    from vit_jax.inspection.drawing import look
+    from vit_jax.inspection.intermediates import compute_intermediates
     from vit_jax.interop.open import open_checkpoint
     from vit_jax.load import build_model
 
@@ -125,7 +125,7 @@ def _looked(checkpoint: str, folder: str = "") -> tuple:
         images, masks = read_images(find_images([folder]), crop, IMAGES)[1], None
     else:
         images, masks = test_images(checkpoint, crop)
-    return model, images, masks, look(model, images, 16)
+    return model, images, masks, compute_intermediates(model, images, 16)
 
 
 @functools.cache
@@ -137,8 +137,8 @@ def attention_jaccard(workdir: Path) -> float:
     their attention is 0.6. These patches are compared with the mask of the labelled object. The
     result is the index of the best head of each image, averaged over the images.
     """
-    _, _, masks, seen = _looked(str(workdir))
-    return float(np.mean(best_jaccard(seen["attention"][:, -1], masks, 0.6)))
+    _, _, masks, results = _looked(str(workdir))
+    return float(np.mean(best_jaccard(results.attention[:, -1], masks, 0.6)))
 
 
 def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarray:
