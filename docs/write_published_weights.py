@@ -83,7 +83,7 @@ def _name(weights: Weights) -> str:
 
 def _row(weights: Weights) -> str:
     reached = [
-        f"{x.percent} {x.what.removeprefix('ImageNet ')}" + (f" ({x.pixels})" if x.pixels else "")
+        f"{x.percent} {x.metric.removeprefix('ImageNet ')}" + (f" ({x.pixels})" if x.pixels else "")
         for x in weights.accuracies
     ]
     classes = f"{weights.classes:,}" if weights.classes else "none"

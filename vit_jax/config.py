@@ -469,6 +469,6 @@ def differences(saved: str, options: RunOptions) -> list[str]:
     ]
 
 
-def _require(holds: bool, key: str, value: Any, what: str) -> None:
+def _require(holds: bool, key: str, value: Any, words: str) -> None:
     if not holds:
-        raise UserError(f"config.{key} is {value!r} and must be {what}")
+        raise UserError(f"config.{key} is {value!r} and must be {words}")

@@ -251,8 +251,8 @@ class Workers:
                     process.terminate()
             self._pool.shutdown(cancel_futures=True)
 
-    def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None:
-        progress = PhaseProgress(tasks, what, unit)
+    def __call__(self, tasks: list[WorkItem], title: str, unit: str) -> None:
+        progress = PhaseProgress(tasks, title, unit)
         tasks = [task for task in tasks if not task.result.exists()]
         if not self._pool:
             for task in tasks:
@@ -293,11 +293,11 @@ class Beam:
         except ValueError as error:
             raise UserError(f"--beam={runner}: {str(error).split('. ')[0]}") from error
 
-    def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None:
+    def __call__(self, tasks: list[WorkItem], title: str, unit: str) -> None:
         import apache_beam as beam
 
         tasks = [task for task in tasks if not task.result.exists()]
-        print(f"{what}: {len(tasks):,} tasks go to Beam", flush=True)
+        print(f"{title}: {len(tasks):,} tasks go to Beam", flush=True)
         if tasks:
             with beam.Pipeline(options=self._options) as pipeline:
                 _ = (
@@ -311,8 +311,8 @@ class Beam:
 class PhaseProgress:
     """Shows the progress of a phase: in a terminal in one line, elsewhere twice a minute."""
 
-    def __init__(self, tasks: list[WorkItem], what: str, unit: str):
-        self._what, self._unit = what, unit
+    def __init__(self, tasks: list[WorkItem], title: str, unit: str):
+        self._title, self._unit = title, unit
         self._total = sum(task.weight for task in tasks)
         self._before = self._done = sum(task.weight for task in tasks if task.result.exists())
         self._start = self._shown = time.monotonic()
@@ -328,14 +328,14 @@ class PhaseProgress:
         rate = (self._done - self._before) / (now - self._start)
         left = duration((self._total - self._done) / rate)
         share = f"{self._done / self._total:.1%} of {self._total:,} {self._unit}"
-        self._print(f"{self._what}: {share} | {rate:,.0f} {self._unit}/s | {left} left")
+        self._print(f"{self._title}: {share} | {rate:,.0f} {self._unit}/s | {left} left")
 
     def finish(self) -> None:
         """Prints the completed work and its duration."""
         seconds = time.monotonic() - self._start
         before = f", {self._before:,} of them earlier" if self._before else ""
         self._print(
-            f"{self._what}: {self._total:,} {self._unit}{before}, {duration(seconds)}", end="\n"
+            f"{self._title}: {self._total:,} {self._unit}{before}, {duration(seconds)}", end="\n"
         )
 
     def _print(self, text: str, end: str = "") -> None:

@@ -67,8 +67,8 @@ class Progress:
     In a terminal or a notebook it is a progress bar. Elsewhere a line is logged every ten seconds.
     """
 
-    def __init__(self, what: str, total: int, unit: str, log: Callable[[str], None] = print):
-        self._what, self._total, self._unit, self._log = what, total, unit, log
+    def __init__(self, title: str, total: int, unit: str, log: Callable[[str], None] = print):
+        self._title, self._total, self._unit, self._log = title, total, unit, log
         self._moves = LINE.possible
         self._start = self._shown_at = time.monotonic()
 
@@ -87,9 +87,9 @@ class Progress:
         )
         if self._moves:
             filled = CELLS * done // self._total
-            LINE.show(f"{self._what} {'━' * filled}{'╌' * (CELLS - filled)} {numbers}")
+            LINE.show(f"{self._title} {'━' * filled}{'╌' * (CELLS - filled)} {numbers}")
         else:
-            self._log(f"{self._what}: {numbers}")
+            self._log(f"{self._title}: {numbers}")
 
 
 @contextlib.contextmanager

@@ -18,16 +18,16 @@ def config_names() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.py"))
 
 
-def demand_checkout(what: str) -> None:
+def demand_checkout(start: str) -> None:
     """Raises UserError if the package is not in a checkout of the project's repository.
 
     Args:
-      what: start of the error message, such as "record writes into experiments/records".
+      start: start of the error message, such as "record writes into experiments/records".
 
     Raises:
       UserError: the package is installed without the project's files.
     """
     if INSTALLED:
         raise UserError(
-            f"{what}, which an installed package lacks: run it in a checkout of the project"
+            f"{start}, which an installed package lacks: run it in a checkout of the project"
         )

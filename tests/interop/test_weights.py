@@ -184,7 +184,7 @@ def test_ambiguous_or_unknown_weights_are_refused(model, tag, words):
 def test_every_classifier_of_imagenet_and_every_dino_has_a_published_accuracy():
     teachers = ("dino", "lvd142m", "lvd1689m", "dinov3_lvd1689m")
     for weights in all_weights():
-        found = {accuracy.what for accuracy in weights.accuracies}
+        found = {accuracy.metric for accuracy in weights.accuracies}
         if weights.tag in teachers:
             assert found in ({"ImageNet k-NN", "ImageNet linear"}, {"ImageNet-ReaL linear"}), (
                 weights
@@ -203,7 +203,7 @@ def test_every_accuracy_is_of_known_weights_and_names_its_source():
     for accuracy in (accuracy for weights in all_weights() for accuracy in weights.accuracies):
         assert re.fullmatch(r"[\w-]+/[\w-]+, [\w./-]+( of \d{4}-\d\d-\d\d)?", accuracy.source)
         assert 60 < accuracy.percent < 91
-        if accuracy.what == "ImageNet top-1":
+        if accuracy.metric == "ImageNet top-1":
             assert 100 < accuracy.pixels < 600 and 0.8 < accuracy.crop <= 1
     (accuracy,) = find_weights("ViT-B/16", "vit_base_patch16_384.augreg_in21k_ft_in1k").accuracies
     assert (accuracy.percent, accuracy.pixels, accuracy.crop) == (86.01, 384, 1.0)

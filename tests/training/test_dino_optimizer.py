@@ -326,7 +326,7 @@ def test_an_objective_that_freezes_missing_parameters_is_refused(start):
         handing_in(kind),
         pytest.raises(
             UserError,
-            match=f"holds '{start}', and that is no part of its own parameters; it has head",
+            match=f"freezes '{start}', which is not a part of its parameters: head",
         ),
     ):
         program_of(kind)

@@ -97,14 +97,14 @@ def synsets() -> tuple[str, ...]:
     return tuple(tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names)
 
 
-def check_classes(class_names: Sequence[str], what: str) -> None:
+def check_classes(class_names: Sequence[str], name: str) -> None:
     """Raises UserError if a data set's class names are not ImageNet's synsets, in this order."""
     expected = synsets()
     if len(class_names) != len(expected):
-        raise UserError(f"{what} has {len(class_names):,} classes, ImageNet {len(expected):,}")
+        raise UserError(f"{name} has {len(class_names):,} classes, ImageNet {len(expected):,}")
     for number, (class_name, synset) in enumerate(zip(class_names, expected, strict=True)):
         if class_name != synset:
-            raise UserError(f"class {number} of {what} is {class_name!r}, in ImageNet {synset!r}")
+            raise UserError(f"class {number} of {name} is {class_name!r}, in ImageNet {synset!r}")
 
 
 def read_real(path: str) -> list[Classes]:
@@ -237,11 +237,11 @@ def read_objectnet_map(root: str) -> dict[str, Classes]:
       UserError: a file of the class map is missing, or the files contradict each other.
     """
     where = epath.Path(root) / "mappings"
-    what = f"a part of ObjectNet's class map: unpack all of objectnet-1.0.zip ({OBJECTNET_URL})"
-    folders = _read_json(where / "folder_to_objectnet_label.json", dict, what)
-    overlap = _read_json(where / "objectnet_to_imagenet_1k.json", dict, what)
-    positions = _read_json(where / "pytorch_to_imagenet_2012_id.json", dict, what)
-    lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
+    expected = f"a part of ObjectNet's class map: unpack all of objectnet-1.0.zip ({OBJECTNET_URL})"
+    folders = _read_json(where / "folder_to_objectnet_label.json", dict, expected)
+    overlap = _read_json(where / "objectnet_to_imagenet_1k.json", dict, expected)
+    positions = _read_json(where / "pytorch_to_imagenet_2012_id.json", dict, expected)
+    lines = _read_text(where / "imagenet_to_label_2012_v2", expected).splitlines()
     # The keys of `positions` are class indices, in the order of synsets. The values are indices of
     # `lines`, the list of the classes' English names.
     if sorted(positions.values()) != list(range(CLASSES)) or len(lines) != CLASSES:
@@ -305,21 +305,22 @@ def objectnet_crop(size: int) -> TestCrop:
     return TestCrop(size, "short_side", round(size * 512 / 480))
 
 
-def _read_json(path: epath.PathLike, kind: type, what: str):
-    text = _read_text(path, what)
+def _read_json(path: epath.PathLike, kind: type, expected: str):
+    text = _read_text(path, expected)
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): it should be {what}") from error
+        raise UserError(f"{path} is not JSON ({error}): it should be {expected}") from error
     if not isinstance(value, kind):
         raise UserError(
-            f"{path} contains a {type(value).__name__}, not a {kind.__name__}: it should be {what}"
+            f"{path} contains a {type(value).__name__}, not a {kind.__name__}: it should be "
+            f"{expected}"
         )
     return value
 
 
-def _read_text(path: epath.PathLike, what: str) -> str:
+def _read_text(path: epath.PathLike, expected: str) -> str:
     try:
         return epath.Path(path).read_text()
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror or error}), {what}") from error
+        raise UserError(f"cannot read {path} ({error.strerror or error}), {expected}") from error

@@ -125,14 +125,14 @@ class TrainingSuites:
         values = {"image_size": image_size} | suite.defaults() | options
         measurements = suite.measurements(self._subject, values)
         places = where or [("evaluate.suites", f"{name}, {one.names[0]}") for one in measurements]
-        for measurement, (key, what) in zip(measurements, places, strict=True):
+        for measurement, (key, source) in zip(measurements, places, strict=True):
             try:
                 opened = measurement.open(measurement.names)
             except Impossible as error:
                 raise (error.__cause__ or error) from None
             except UserError as error:
-                raise UserError(f"config.{key}: cannot open {what}: {error}") from error
-            name = f"the data of config.{key}: {what}"
+                raise UserError(f"config.{key}: cannot open {source}: {error}") from error
+            name = f"the data of config.{key}: {source}"
             self.fingerprints[name] = dict(measurement.fingerprint(opened))
             if peers.count > 1:
                 peers.agree(name, self.fingerprints[name])

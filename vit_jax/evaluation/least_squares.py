@@ -86,9 +86,9 @@ def fit(
     # Standardized features sum to zero over the images. The rank of the Gram matrix is therefore at
     # most images - 1.
     if min(penalties) == 0 and rank < min(width, images - 1):
-        what = "images" if dual else "features"
+        vectors = "images" if dual else "features"
         log(
-            f"note: penalty 0 with {what} that are linearly dependent (rank {rank}): the "
+            f"note: penalty 0 with {vectors} that are linearly dependent (rank {rank}): the "
             "least-norm "
             "solution"
         )

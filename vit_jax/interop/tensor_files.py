@@ -95,12 +95,12 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
     with _damaged(path, "its list of arrays"), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if not info.filename.endswith(".npy"):
-                what = (
+                problem = (
                     _pickled(path)
                     if info.filename.endswith(".pkl")
                     else f"it contains {info.filename!r}"
                 )
-                raise UserError(f"{path} is not an npz file of arrays: {what}")
+                raise UserError(f"{path} is not an npz file of arrays: {problem}")
             with archive.open(info) as file:
                 shape, fortran, dtype = _npy_header(file)
                 skip = file.tell()

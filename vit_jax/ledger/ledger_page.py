@@ -168,12 +168,12 @@ def with_records(
     """
 
     def table(match: re.Match) -> str:
-        what, name = match[2], match[3]
+        kind, name = match[2], match[3]
         if name not in records:
             raise UserError(f"no record {name!r}; {nearest(name, records)}")
         record = records[name]
         scaled = experiments[record["experiment"]].at(record["scale"])
-        text = verdict_in_words(record) if what == "verdict" else scaled.markdown(record["figures"])
+        text = verdict_in_words(record) if kind == "verdict" else scaled.markdown(record["figures"])
         return f"{match[1]}{text}\n{match[4]}"
 
     return BLOCK.sub(table, text)

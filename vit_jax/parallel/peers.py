@@ -77,8 +77,8 @@ class Peers:
         """Waits for all processes; raises UserError if some do not arrive within `seconds`."""
         self.share(name, None, seconds)
 
-    def agree(self, what: str, values: dict[str, Any]) -> None:
-        """Checks that all processes have the same JSON values by key; `what` is their name.
+    def agree(self, title: str, values: dict[str, Any]) -> None:
+        """Checks that all processes have the same JSON values by key; `title` is their name.
 
         Raises:
           UserError: this process's values differ from the leader's. The message names the keys.
@@ -86,13 +86,13 @@ class Peers:
         if self.count == 1:
             return
         mine = json.loads(json.dumps(values))
-        leaders = self.share(f"{what} of the leader", mine)
+        leaders = self.share(f"{title} of the leader", mine)
         both = sorted(mine.keys() | leaders.keys())
         if keys := [key for key in both if mine.get(key) != leaders.get(key)]:
             details = [f"{key} is {mine.get(key)}, there {leaders.get(key)}" for key in keys[:8]]
             details += [f"{len(keys) - 8} more"] if len(keys) > 8 else []
-            raise UserError(f"{what} differs from {self.name(0)}: {'; '.join(details)}")
-        self.barrier(f"{what} of all")
+            raise UserError(f"{title} differs from {self.name(0)}: {'; '.join(details)}")
+        self.barrier(f"{title} of all")
 
     def name(self, index: int) -> str:
         """Returns the name of a process for messages: its index, and its host if known."""
@@ -298,8 +298,8 @@ class Leader(Connected):
         send({"at": name, **answer}, [self._followers[index] for index in here if index])
         self._answered({"at": name, **answer})
 
-    def _note(self, news: dict[int, str], index: int, what: str):
-        news.setdefault(index, what)
+    def _note(self, news: dict[int, str], index: int, problem: str):
+        news.setdefault(index, problem)
         grace = 0 if 0 in self._mistakes else GRACE_SECONDS
         self._verdict_at = min(self._verdict_at, time.monotonic() + grace)
 

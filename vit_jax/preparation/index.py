@@ -38,20 +38,20 @@ class WorkItem(NamedTuple):
     weight: int  # Relative amount of work.
 
 
-# Function `run(tasks, what, unit)` that runs tasks, in any order and in any process. `what` is the
-# name of the tasks, and `unit` the unit of `WorkItem.weight`, such as "images", for messages.
+# Function `run(tasks, title, unit)` that runs tasks, in any order and in any process. For messages,
+# `title` is the name of the tasks, and `unit` the unit of `WorkItem.weight`, such as "images".
 Run = Callable[[list[WorkItem], str, str], None]
 
 
 def in_chunks(
-    function: Callable[..., None], what: tuple, size: int, name: str, folder: Path, run: Run
+    function: Callable[..., None], arguments: tuple, size: int, name: str, folder: Path, run: Run
 ) -> list[Path]:
     """Runs a function on consecutive parts of `range(size)`, each as a task.
 
     Args:
-      function: function that is called with `(*what, start, stop, file)`. It writes its result for
-        `range(start, stop)` to `file`.
-      what: first arguments of the function.
+      function: function that is called with `(*arguments, start, stop, file)`. It writes its
+        result for `range(start, stop)` to `file`.
+      arguments: first arguments of the function.
       name: name of the tasks, also part of the file names.
 
     Returns:
@@ -61,7 +61,7 @@ def in_chunks(
     for start in range(0, size, CHUNK):
         stop = min(start + CHUNK, size)
         result = folder / f"{name.replace(' ', '-')}-{start:010d}.npy"
-        tasks.append(WorkItem(function, (*what, start, stop, result), result, stop - start))
+        tasks.append(WorkItem(function, (*arguments, start, stop, result), result, stop - start))
     run(tasks, name, "images")
     return [task.result for task in tasks]
 

@@ -29,7 +29,7 @@ class Embeddings(NamedTuple):
     folder: Path  # Folder of the cache. Each source has its own subfolder.
     run: Run  # Function that runs tasks in this process.
 
-    def of(self, source: Source, key: str, what: str) -> list[Path]:
+    def of(self, source: Source, key: str, title: str) -> list[Path]:
         """Returns the files with a source's embeddings, for `read_embeddings`; makes missing files.
 
         Args:
@@ -47,7 +47,7 @@ class Embeddings(NamedTuple):
             save(result, rows)
 
         return in_chunks(
-            embed, (), len(source), f"embedding {what}", self.folder / digest, self.run
+            embed, (), len(source), f"embedding {title}", self.folder / digest, self.run
         )
 
 

@@ -573,10 +573,10 @@ def _find_imagenet21k(root: Path, _: Keys) -> RawDataSet:
 
 
 def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
-    what = f"{unit.path}: the tar in it at byte {unit.start}" if unit.start else unit.path
+    archive = f"{unit.path}: the tar in it at byte {unit.start}" if unit.start else unit.path
     with open(unit.path, "rb") as file:
         file.seek(unit.start)
-        for member in _members(what, file, unit.end):
+        for member in _members(archive, file, unit.end):
             name = os.path.basename(member.name)
             if reason := of_system(member.name):
                 rows.left_out[reason] += 1

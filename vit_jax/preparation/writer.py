@@ -367,9 +367,10 @@ def _same(before: dict, now: dict, folder: Path) -> None:
     now = json.loads(json.dumps(now))
     for key, value in before.items():
         if now.get(key) != value:
-            what = OTHER.get(key, f"{key} {value!r}, now {now.get(key)!r}")
+            difference = OTHER.get(key, f"{key} {value!r}, now {now.get(key)!r}")
             raise UserError(
-                f"{folder} was started with {what}; give --name or another --out, or remove it"
+                f"{folder} was started with {difference}; give --name or another --out, or "
+                "remove it"
             )
 
 
@@ -560,7 +561,7 @@ def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: di
     info.set_splits(tfds.core.splits.SplitDict(parts))
     info.write_to_directory(described)
     skipped = [
-        f"{split.name}\t{what}\t{why}\n" for split in splits for _, what, why in split.skipped
+        f"{split.name}\t{file}\t{why}\n" for split in splits for _, file, why in split.skipped
     ]
     if skipped:
         with replacing(folder / "skipped.txt") as temporary:

@@ -23,6 +23,6 @@ def refuse_unheld(name: str) -> None:
     A prefix `timm/` and a tag after a dot are ignored.
     """
     bare = re.sub(r"\.\w+$", "", name.removeprefix("timm/"))
-    for pattern, what in UNHELD.items():
+    for pattern, reason in UNHELD.items():
         if re.fullmatch(pattern, bare):
-            raise UserError(f"{name} is unsupported: {what}")
+            raise UserError(f"{name} is unsupported: {reason}")

@@ -26,7 +26,7 @@ class Accuracy(NamedTuple):
 
     # The evaluation: `ImageNet top-1` for a classifier, `ImageNet k-NN` or `linear` for a frozen
     # model.
-    what: str
+    metric: str
     percent: float  # Accuracy in percent.
     pixels: int | None  # Side of the images in pixels; None: unknown.
     # Side of the central crop, divided by the short side of the resized image, such as 0.875. None:
@@ -36,7 +36,7 @@ class Accuracy(NamedTuple):
 
     def __str__(self):
         size = f" at {self.pixels} pixels" if self.pixels else ""
-        return f"{self.what} {self.percent} %{size}"
+        return f"{self.metric} {self.percent} %{size}"
 
 
 class Weights(NamedTuple):

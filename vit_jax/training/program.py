@@ -309,8 +309,8 @@ def _check_frozen_prefixes(
     for start in objective.frozen_prefixes():
         if not any(jax.tree.leaves(below([start], objective_params))):
             raise UserError(
-                f"config.objective.name={config.objective.name!r} holds {start!r}, and that is no "
-                f"part of its own parameters; it has {', '.join(objective_params) or 'none'}"
+                f"config.objective.name={config.objective.name!r} freezes {start!r}, which is not "
+                f"a part of its parameters: {', '.join(objective_params) or 'it has none'}"
             )
 
 

@@ -151,7 +151,7 @@ class BlockMasked(PatchTeacher):
 def check_same_places(
     config: RunOptions,
     model: TokenModel,
-    what: str,
+    outputs: str,
     grid: tuple[int, int],
     size: tuple[int, int],
     side: int,
@@ -161,7 +161,7 @@ def check_same_places(
     Output i of the teacher and patch i of the model must cover the same part of the image.
 
     Args:
-      what: name of the teacher's outputs for the error message, such as `patches`.
+      outputs: name of the teacher's outputs for the error message, such as `patches`.
       grid: rows and columns of the teacher's outputs.
       size: height and width of the teacher's images in pixels.
       side: side in pixels of the square that one output of the teacher covers; 0: unknown.
@@ -173,10 +173,10 @@ def check_same_places(
     remedy = (
         f"config.objective.teacher_size={rows * side}"
         if known
-        else f"use a teacher with the same {what}"
+        else f"use a teacher with the same {outputs}"
     )
     raise UserError(
-        f"config.objective.teacher={config.objective.teacher!r} has {_times(grid)} {what} of "
+        f"config.objective.teacher={config.objective.teacher!r} has {_times(grid)} {outputs} of "
         f"{_times(size)} pixels, and the model {_times(model.grid)}: {remedy}"
     )
 

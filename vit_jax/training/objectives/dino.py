@@ -542,19 +542,19 @@ class DINO(Objective):
         if update < self.steps / 20:
             return None
         even = math.log(self.head.count) * NEAR_EVEN
-        what = None
+        sign = None
         if means["spread"] < SMALLEST_SPREAD:
-            what = f"the features are nearly the same for all images (spread {means['spread']:.2g})"
+            sign = f"the features are nearly the same for all images (spread {means['spread']:.2g})"
         elif means["prototypes_used"] < FEWEST_USED:
-            what = "all images are given the same prototype"
+            sign = "all images are given the same prototype"
         elif means["teacher_entropy"] > even:
-            what = (
+            sign = (
                 f"the teacher's outputs are uniform: entropy {means['teacher_entropy']:.2f} of at "
                 "most "
             )
-            what += f"{math.log(self.head.count):.2f}"
-        return what and (
-            f"this run has collapsed: {what}. Try a larger batch, a teacher_momentum nearer to 1 "
+            sign += f"{math.log(self.head.count):.2f}"
+        return sign and (
+            f"this run has collapsed: {sign}. Try a larger batch, a teacher_momentum nearer to 1 "
             "(0.9995 for 256 images), a lower learning rate, fewer prototypes, or "
             "dino.koleo=0.1"
         )
