@@ -2,10 +2,9 @@
 
 XLA compiles with few optimizations: this halves the compilation time, and the speed of the programs
 does not matter in tests. A compilation cache is shared by all workers and by the processes that
-tests start.
+tests start, and is kept for the next time.
 """
 
-import atexit
 import contextlib
 import ctypes
 import gc
@@ -13,7 +12,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,11 +31,9 @@ SOME_SPEED = "--xla_backend_optimization_level=1" + OLD_EMITTERS + ONE_THREAD
 os.environ.setdefault("XLA_FLAGS", FAST_COMPILE)
 # Its sitecustomize.py is imported by every Python process.
 PROCESSES = Path(__file__).parent / "processes"
+MOST_PROGRAMS = 1 << 30  # Bytes of compiled programs that are kept for the next time.
+LARGE = 3 << 29  # Bytes. A worker that uses more frees memory after a test file.
 HANG = 600  # Seconds. A process that takes longer hangs, even on a busy machine.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # For the workers, the main process has set it.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 def python_path(*folders: Path | str) -> str:
@@ -64,10 +60,24 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.option.rest:
         config.option.markexpr = "not study"
-    elif not hasattr(config, "workerinput") and hasattr(
-        config, "cache"
-    ):  # The main process receives the reports of all workers.
+    if hasattr(config, "workerinput") or not hasattr(config, "cache"):
+        return
+    # Only the main process receives the reports of all workers.
+    if not config.option.rest:
         config.pluginmanager.register(SkippedTests(config.cache))
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        keep_programs(config.cache.mkdir("programs"))
+
+
+def keep_programs(folder: Path) -> None:
+    """Lets JAX keep compiled programs in a folder, in this process and in those that it starts.
+
+    This must be called before JAX is imported.
+    """
+    if sum(file.stat().st_size for file in folder.iterdir()) > MOST_PROGRAMS:
+        shutil.rmtree(folder)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 
 class SkippedTests:
@@ -112,15 +122,37 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
-    """Frees the memory of a test file's compiled programs, so that workers do not grow."""
+    """Frees a worker's memory after a test file, if it has grown to `LARGE`.
+
+    Otherwise the compiled programs are kept: small ones, of single operations, are used by many
+    files. Objects that are left afterwards live until the end, so they are excluded from garbage
+    collection, which would visit all of them each time.
+    """
     yield
+    if memory_in_use() < LARGE:
+        return
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
-        gc.collect()
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # There is no glibc. Only glibc keeps freed memory.
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+    gc.collect()
+    gc.freeze()
+    # Only glibc keeps freed memory and has this function.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def memory_in_use() -> int:
+    """Returns the resident memory of this process in bytes; on other systems than Linux `LARGE`."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return LARGE
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def pytest_collection_finish():
+    """Excludes the objects of imported modules and collected tests from garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 # PyTorch and libraries based on it, whose results are compared with those of vit_jax.
