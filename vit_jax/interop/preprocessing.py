@@ -141,9 +141,23 @@ def of_transformers(config: dict) -> tuple[dict[str, Any], Preprocessing]:
                     f"crop_size is {config.get('crop_size')!r} and must be a height and a width"
                 )
             share = Fraction(min(crop.values()), whole)
+            if not _is_proportional(size, crop):
+                kind = f"size={config['size']} and crop_size={config['crop_size']}"
             size = crop
         found["image_size"] = size["height"], size["width"]
     return found, Preprocessing(kind, share, interpolation, half="down")
+
+
+def _is_proportional(size: dict[str, int], crop: dict[str, int]) -> bool:
+    """Returns True if both sides of a crop have the same share of the resized image.
+
+    `TestCrop` has a single share. The short side of an image may be its height or its width, so a
+    crop of it must be square.
+    """
+    if "shortest_edge" in size:
+        return crop["height"] == crop["width"]
+    share = Fraction(min(crop.values()), min(size.values()))
+    return size == {name: int(side / share) for name, side in crop.items()}
 
 
 def _with_defaults(config: dict) -> dict:
