@@ -30,6 +30,26 @@ def test_splits_are_those_of_the_config_and_share_the_numbers_of_classes(tmp_pat
     assert notes(base_config(), splits) == ["note: no test images of ant"]
 
 
+def test_similar_class_names_and_contradictory_labels_are_noted(tmp_path):
+    make_folder(tmp_path, {"x": 4})
+    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("x/*"))
+    names = [
+        "caf\N{LATIN SMALL LETTER E WITH ACUTE}",
+        "cafe\N{COMBINING ACUTE ACCENT}",
+        "Dog",
+        "dog",
+    ]
+    rows = [f"{file},{name}\n" for file, name in zip(files, names, strict=True)]
+    (tmp_path / "list.csv").write_text("".join([*rows, f"{files[0]},dog\n"]), encoding="utf-8")
+    splits = dict(train_split="all", dev_split=None, test_split="all")
+    config = config_of(source="csv", path=str(tmp_path / "list.csv"), **splits)
+    similar, several, _ = notes(config, open_splits(config))
+    assert "similar names: 'Dog' and 'dog', 'cafe\\u0301' and 'caf\\xe9'" in similar
+    assert f"1 of 4 training images have several labels, such as {tmp_path / files[0]}" in several
+    config.loss.name = "binary"
+    assert not any("several" in line for line in notes(config, open_splits(config)))
+
+
 def test_files_that_no_split_uses_are_counted_by_reason(tmp_path):
     for split in ("train", "test"):
         make_folder(tmp_path / split, {"ant": 4, "cat": 4})

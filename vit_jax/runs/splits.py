@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from vit_jax.data.balance import note_of
-from vit_jax.data.class_names import shortened
+from vit_jax.data.class_names import alike, shortened
 from vit_jax.data.sources import SOURCES, open_handed_in, open_source
 from vit_jax.data.sources.base import Source, Subset, check_fields, check_labelled, lacking
 from vit_jax.data.sources.slices import overlap
@@ -111,6 +113,7 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
             f"note: several of data.parts have the classes {shortened(shared)}: each name is one "
             "class, with the images of all of them"
         )
+    lines += _notes_on_labels(config, splits.train)
     uncorrected = config.data.balance == config.loss.class_weights == "none"
     if (
         objective_of(config.objective.name).labels
@@ -127,6 +130,28 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
             "note: checkpoint.keep_best chooses by the test images, so that their figures are "
             "too good; config.data.dev_split selects other images for it"
         )
+    return lines
+
+
+def _notes_on_labels(config: RunOptions, train: Source) -> list[str]:
+    """Returns notes on labels that are probably wrong: similar names, several labels of an image.
+
+    Several labels are expected with the losses `sigmoid` and `binary`.
+    """
+    if not objective_of(config.objective.name).labels:
+        return []
+    lines, pairs = [], [" and ".join(map(ascii, group)) for group in alike(train.class_names)]
+    if pairs:
+        lines.append(f"note: classes with similar names: {shortened(pairs)}; each is a class")
+    table = train.known_labels()
+    if config.loss.name == "softmax" and table is not None:
+        several = np.flatnonzero((table >= 0).sum(axis=1) > 1)
+        if len(several):
+            lines.append(
+                f"note: {len(several):,} of {len(table):,} training images have several labels, "
+                f"such as {train.describe(int(several[0]))}: they share the target equally; "
+                "correct contradictory labels, or give --config.loss.name=binary"
+            )
     return lines
 
 
