@@ -77,6 +77,16 @@ def test_class_folders_are_cut_into_three_splits(tmp_path, checkpoint):
     assert any("--config.data.image_size=32" in line and "20 pixels" in line for line in said)
 
 
+def test_unsupported_crop_of_a_checkpoint_is_replaced(tmp_path, checkpoint):
+    said, other = [], shutil.copytree(checkpoint, tmp_path / "vit")
+    config = json.loads((other / "config.json").read_text())
+    config["pretrained_cfg"] |= {"crop_mode": "border", "crop_pct": 1.0}
+    (other / "config.json").write_text(json.dumps(config))
+    values = chosen(photographs(tmp_path / "pets", {"cat": 6, "dog": 6}), other, said)
+    assert (values["data.test_crop"], values["data.test_resize"]) == ("short_side", 37)
+    assert any("unsupported: crop_mode=border" in line for line in said)
+
+
 @pytest.mark.parametrize(
     "folders, splits",
     [

@@ -20,7 +20,7 @@ from vit_jax.interop.adapting import fit
 from vit_jax.interop.checkpoint import Checkpoint, sketch
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import count_multiply_adds, family_of
-from vit_jax.options.data import INTERPOLATIONS
+from vit_jax.options.data import INTERPOLATIONS, TEST_CROPS
 from vit_jax.options.run import RunOptions
 from vit_jax.runs.choices.choice import Choice, Settings
 from vit_jax.runs.choices.data_at import (
@@ -298,14 +298,16 @@ def _images(config: RunOptions, images: Images, checkpoint: Checkpoint) -> list[
     """Chooses the image size, the training crop and the evaluation transform."""
     size, reason = _image_size(config, images, checkpoint)
     preprocessing = checkpoint.preprocessing
-    share, kind = 7 / 8, "short_side"
-    if preprocessing:
+    share, kind, crop_reason = 7 / 8, "short_side", "as the checkpoint's preprocessing"
+    if preprocessing and preprocessing.kind in TEST_CROPS:
         share, kind = preprocessing.share, preprocessing.kind
+    elif preprocessing:
+        crop_reason = f"the checkpoint's is unsupported: {preprocessing.kind}"
     sides = short_sides(images.train)
     per_class = len(images.train) / max(1, len(images.train.class_names))
     choices = [
         Choice("data.image_size", size, f"{reason}; the images' shorter sides are {sides}"),
-        Choice("data.test_crop", kind, "as the checkpoint's preprocessing"),
+        Choice("data.test_crop", kind, crop_reason),
         Choice("data.test_resize", round(size / share), "the same"),
         Choice(
             "data.crop_area",
