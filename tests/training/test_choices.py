@@ -16,6 +16,7 @@ from vit_jax.runs.assemble import assemble
 from vit_jax.runs.choices import micro_batches, next_workdir, settle
 from vit_jax.runs.choices.data_at import data_at, find_groups
 from vit_jax.runs.choices.image_sizes import short_sides
+from vit_jax.runs.probe_head import with_probe_head
 
 
 def photographs(root, counts: dict[str, int], name="{:03}.png", size=(20, 24)):
@@ -135,6 +136,25 @@ def test_groups_in_file_names_stay_in_one_split(tmp_path, checkpoint):
         )
         parts.append({name.split("_")[0] for name, _ in source.stored_files()})
     assert sum(map(len, parts)) == 12 and len(set.union(*parts)) == 12
+
+
+def test_linear_probe_is_validated_on_other_groups_also_of_chosen_classes(tmp_path, checkpoint):
+    """Images of a group are equal, so that folds that divide groups would have a lower loss."""
+    for number in range(24):
+        place = tmp_path / "views" / ("cup", "jar")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(256, size=(32, 32, 3), dtype=np.uint8)
+        for view in range(3):
+            Image.fromarray(pixels).save(place / f"thing{number}_view{view}.png")
+    config, lines = read_config("my_images"), {}
+    config.update_from_flattened_dict(chosen(tmp_path / "views", checkpoint))
+    assert config.data.groups
+    for classes in (None, ("cup", "jar")):
+        config.data.classes = classes
+        parts = assemble(run_options(config))
+        lines[classes] = []
+        with_probe_head(parts, parts.origin.read(), lines[classes].append)
+    assert lines[None] == lines["cup", "jar"] and "linear probe" in lines[None][-1]
 
 
 def test_names_of_classes_in_file_names_are_no_groups(tmp_path, checkpoint):

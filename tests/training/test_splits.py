@@ -30,6 +30,14 @@ def test_splits_are_those_of_the_config_and_share_the_numbers_of_classes(tmp_pat
     assert notes(base_config(), splits) == ["note: no test images of ant"]
 
 
+def test_splits_of_chosen_classes_may_not_overlap(tmp_path):
+    make_folder(tmp_path / "train", {"ant": 10, "bee": 10, "cat": 10})
+    make_folder(tmp_path / "test", {"ant": 2, "cat": 2})
+    splits = dict(train_split="train[:25]", dev_split="train[80%:]", classes=("ant", "cat"))
+    with pytest.raises(UserError, match=r"data.train_split has images of it: 'train\[:25\]'"):
+        open_splits(config_of(source="folder", path=str(tmp_path), **splits))
+
+
 def test_similar_class_names_and_contradictory_labels_are_noted(tmp_path):
     make_folder(tmp_path, {"x": 4})
     files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("x/*"))

@@ -9,7 +9,14 @@ import numpy as np
 from vit_jax.data.balance import note_of
 from vit_jax.data.class_names import alike, shortened
 from vit_jax.data.sources import SOURCES, open_handed_in, open_source
-from vit_jax.data.sources.base import Source, Subset, check_fields, check_labelled, lacking
+from vit_jax.data.sources.base import (
+    Source,
+    Subset,
+    before_selection,
+    check_fields,
+    check_labelled,
+    lacking,
+)
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.options.run import RunOptions
@@ -99,7 +106,8 @@ def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
     """
     if SOURCES[config.data.source].made_up:
         return False
-    images = len(train.source) if isinstance(train, Subset) else MANY
+    opened, _ = before_selection(train)
+    images = len(opened.source) if isinstance(opened, Subset) else MANY
     return overlap(getattr(config.data, one), getattr(config.data, other), images)
 
 
@@ -163,10 +171,11 @@ def _note_on_sample(config: RunOptions, train: Source) -> list[str]:
     """
     if config.data.source != "handed_in" or config.data.slices != "stratified":
         return []
-    if not isinstance(train, Subset):
+    opened, _ = before_selection(train)
+    if not isinstance(opened, Subset):
         return []
     return [
-        f"note: {config.data.train_split} is a sample of the {len(train.source):,} "
+        f"note: {config.data.train_split} is a sample of the {len(opened.source):,} "
         "examples, not a range of rows: data.slices='in_order' takes rows, and groups=... "
         "or data.groups keeps near-duplicates in one slice"
     ]
