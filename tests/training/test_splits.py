@@ -38,24 +38,29 @@ def test_splits_of_chosen_classes_may_not_overlap(tmp_path):
         open_splits(config_of(source="folder", path=str(tmp_path), **splits))
 
 
-def test_similar_class_names_and_contradictory_labels_are_noted(tmp_path):
-    make_folder(tmp_path, {"x": 4})
-    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("x/*"))
-    names = [
-        "caf\N{LATIN SMALL LETTER E WITH ACUTE}",
-        "cafe\N{COMBINING ACUTE ACCENT}",
-        "Dog",
-        "dog",
-    ]
+def notes_on_list(folder, names, loss) -> str:
+    """Returns the notes on a CSV with the labels `names` of four images."""
+    make_folder(folder, {"x": 4})
+    files = sorted(path.relative_to(folder) for path in folder.rglob("x/*"))
     rows = [f"{file},{name}\n" for file, name in zip(files, names, strict=True)]
-    (tmp_path / "list.csv").write_text("".join([*rows, f"{files[0]},dog\n"]), encoding="utf-8")
+    (folder / "list.csv").write_text("".join(rows), encoding="utf-8")
     splits = dict(train_split="all", dev_split=None, test_split="all")
-    config = config_of(source="csv", path=str(tmp_path / "list.csv"), **splits)
-    similar, several, _ = notes(config, open_splits(config))
-    assert "similar names: 'Dog' and 'dog', 'cafe\\u0301' and 'caf\\xe9'" in similar
-    assert f"1 of 4 training images have several labels, such as {tmp_path / files[0]}" in several
-    config.loss.name = "binary"
-    assert not any("several" in line for line in notes(config, open_splits(config)))
+    config = config_of(source="csv", path=str(folder / "list.csv"), **splits)
+    config.loss.name = loss
+    return "\n".join(notes(config, open_splits(config)))
+
+
+def test_similar_class_names_and_contradictory_labels_are_noted(tmp_path):
+    acute = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
+    for loss in ("softmax", "binary"):
+        lines = notes_on_list(tmp_path / loss, [f"{acute[0]},dog", acute[1], "Dog", "dog"], loss)
+        assert "similar names: 'Dog' and 'dog', 'cafe\\u0301' and 'caf\\xe9'" in lines
+        assert ("1 of 4 training images have several labels" in lines) == (loss == "softmax")
+
+
+def test_images_without_a_label_are_noted(tmp_path):
+    lines = notes_on_list(tmp_path, ["cat", "dog", "", "dog"], "binary")
+    assert re.search("1 of 4 test images have no label: .* accuracy is at most 75.00%", lines)
 
 
 def test_files_that_no_split_uses_are_counted_by_reason(tmp_path):

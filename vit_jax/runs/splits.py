@@ -121,7 +121,8 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
             f"note: several of data.parts have the classes {shortened(shared)}: each name is one "
             "class, with the images of all of them"
         )
-    lines += _notes_on_labels(config, splits.train)
+    if objective_of(config.objective.name).labels:
+        lines += _notes_on_labels(config, splits)
     uncorrected = config.data.balance == config.loss.class_weights == "none"
     if (
         objective_of(config.objective.name).labels
@@ -141,24 +142,27 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
     return lines
 
 
-def _notes_on_labels(config: RunOptions, train: Source) -> list[str]:
-    """Returns notes on labels that are probably wrong: similar names, several labels of an image.
-
-    Several labels are expected with the losses `sigmoid` and `binary`.
-    """
-    if not objective_of(config.objective.name).labels:
-        return []
-    lines, pairs = [], [" and ".join(map(ascii, group)) for group in alike(train.class_names)]
+def _notes_on_labels(config: RunOptions, splits: Splits) -> list[str]:
+    """Returns notes on labels that are unexpected: similar class names, several labels, none."""
+    lines, train = [], splits.train
+    pairs = [" and ".join(map(ascii, group)) for group in alike(train.class_names)]
     if pairs:
         lines.append(f"note: classes with similar names: {shortened(pairs)}; each is a class")
-    table = train.known_labels()
-    if config.loss.name == "softmax" and table is not None:
-        several = np.flatnonzero((table >= 0).sum(axis=1) > 1)
-        if len(several):
+    for name, source in splits.named.items():
+        if (table := source.known_labels()) is None:
+            continue
+        counts, images = (table >= 0).sum(axis=1), f"{len(table):,} {SPOKEN[name]} images have"
+        several, unlabelled = np.flatnonzero(counts > 1), np.count_nonzero(counts == 0)
+        if config.loss.name == "softmax" and len(several):
             lines.append(
-                f"note: {len(several):,} of {len(table):,} training images have several labels, "
-                f"such as {train.describe(int(several[0]))}: they share the target equally; "
-                "correct contradictory labels, or give --config.loss.name=binary"
+                f"note: {len(several):,} of {images} several labels, such as "
+                f"{source.describe(int(several[0]))}: they share the target equally; correct "
+                "contradictory labels, or give --config.loss.name=binary"
+            )
+        if unlabelled:
+            lines.append(
+                f"note: {unlabelled:,} of {images} no label: any prediction of their most likely "
+                f"class is wrong, so the accuracy is at most {1 - unlabelled / len(table):.2%}"
             )
     return lines
 
