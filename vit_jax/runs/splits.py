@@ -123,13 +123,6 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
         )
     if objective_of(config.objective.name).labels:
         lines += _notes_on_labels(config, splits)
-    uncorrected = config.data.balance == config.loss.class_weights == "none"
-    if (
-        objective_of(config.objective.name).labels
-        and uncorrected
-        and (unequal := note_of(splits.train))
-    ):
-        lines.append(unequal)
     if share(config, splits.train, "train_split", "test_split"):
         lines.append("note: the test images are trained on, some of them or all")
     if config.data.groups is None and groups is None:
@@ -143,7 +136,7 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
 
 
 def _notes_on_labels(config: RunOptions, splits: Splits) -> list[str]:
-    """Returns notes on labels that are unexpected: similar class names, several labels, none."""
+    """Returns notes on similar class names, several labels of an image, and unequal classes."""
     lines, train = [], splits.train
     pairs = [" and ".join(map(ascii, group)) for group in alike(train.class_names)]
     if pairs:
@@ -164,6 +157,9 @@ def _notes_on_labels(config: RunOptions, splits: Splits) -> list[str]:
                 f"note: {unlabelled:,} of {images} no label: any prediction of their most likely "
                 f"class is wrong, so the accuracy is at most {1 - unlabelled / len(table):.2%}"
             )
+    uncorrected = config.data.balance == config.loss.class_weights == "none"
+    if uncorrected and (unequal := note_of(train)):
+        lines.append(unequal)
     return lines
 
 
