@@ -217,6 +217,11 @@ def test_rescaling_and_normalization_are_combined_into_one_mean_and_std(said, me
             dict(do_resize=False),
             "Unsupported: preprocessing of .* with do_resize=false. Supp",
         ),
+        (
+            "transformers",
+            dict(do_pad=True, pad_size={"height": 40, "width": 40}),
+            "Unsupported: preprocessing of .* with do_pad=true. Supp",
+        ),
         ("transformers", dict(size={"longest_edge": 9}), "with size=.*longest_edge.*Supported"),
         ("transformers", dict(size={"shortest_edge": 40}, do_center_crop=False), "without a crop"),
         (
