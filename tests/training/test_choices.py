@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 
 import numpy as np
@@ -76,6 +77,17 @@ def test_class_folders_are_cut_into_three_splits(tmp_path, checkpoint):
     assert values["finetune.head"] == "probe" and values["checkpoint.final"] == "best"
     assert values["batch_size"] == 16 and values["data.image_size"] == 32
     assert any("--config.data.image_size=32" in line and "20 pixels" in line for line in said)
+
+
+def test_images_with_several_labels_are_counted(tmp_path, checkpoint):
+    said, folder = [], photographs(tmp_path / "cells", {"cat": 30, "dog": 30})
+    files = sorted(folder.rglob("*.png"))
+    rows = [f"{file.relative_to(folder)},{file.parent.name}\n" for file in files]
+    again = [row.replace(",cat", ",dog") for row in rows[:20]]  # Contradictory labels.
+    (folder / "list.csv").write_text("".join([*rows, *again]))
+    values = chosen(folder / "list.csv", checkpoint, said)
+    assert values["loss.name"] == "sigmoid" and values["finetune.head"] == "new"
+    assert any(re.search(r"may have 2 labels: \d+ of 42 have several, such as", x) for x in said)
 
 
 def test_unsupported_crop_of_a_checkpoint_is_replaced(tmp_path, checkpoint):

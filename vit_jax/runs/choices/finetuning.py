@@ -351,13 +351,23 @@ def _labels(train: Source) -> list[Choice]:
     choices = [Choice("finetune.head", "probe", baseline)]
     if train.max_labels > 1:
         choices = [
-            Choice("loss.name", "sigmoid", f"an image may have {train.max_labels} labels"),
+            Choice("loss.name", "sigmoid", _several_labels(train)),
             Choice("finetune.head", "new", "a linear probe is of one label an image"),
         ]
     letters = [name for name in names if len(name) == 1]
     if len(letters) >= LETTERS * len(names) and (has_names(names) or len(names) == 10):
         choices.append(Choice("data.flip", False, "the classes are letters or digits"))
     return choices
+
+
+def _several_labels(train: Source) -> str:
+    """Returns a text on images with several labels, so that contradictory labels are noticed."""
+    text, table = f"an image may have {train.max_labels} labels", train.known_labels()
+    several = [] if table is None else np.flatnonzero((table >= 0).sum(axis=1) > 1)
+    if not len(several):
+        return text
+    example = train.describe(int(several[0]))
+    return f"{text}: {len(several):,} of {len(table):,} have several, such as {example}"
 
 
 def _length(
