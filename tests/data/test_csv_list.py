@@ -147,8 +147,12 @@ def test_labels_are_not_needed_without_an_objective_for_them(images):
         (",dog\n", "row 1 names no file"),
         ("a.png,dog\n".encode("utf-16"), "no text in UTF-8"),
         ('"' + "a" * 200_000, "cannot be read as CSV: field larger than field limit"),
+        (
+            "file,label\na.png,dog\nb.jpg,cat, big\n",
+            "row 3 has 3 cells, .* 2: put labels .* in quotes",
+        ),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_invalid_lists_raise_an_error(text, message, images):
     with pytest.raises(UserError, match=f"labels.csv.*{message}"):

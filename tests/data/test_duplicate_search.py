@@ -9,6 +9,7 @@ from PIL import Image
 from tests.data.test_duplicates import EDITS, jpeg, scene
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.digits import digits
+from vit_jax.errors import UserError
 from vit_jax.preparation import duplicate_search
 from vit_jax.preparation.duplicate_search import find_pairs, groups, leak_note, leaks, look
 from vit_jax.preparation.duplicates_page import find_duplicates, place_of, write_duplicates
@@ -208,6 +209,13 @@ def test_several_folders_are_splits(report):
     made = find_duplicates([f"{folder}/train", f"{folder}/test"], 0.98, lambda line: None)
     assert [group.kind for group in made.groups][:2] == ["in several splits", "of several classes"]
     assert {place.split for place in made.places} == {f"{folder}/train", f"{folder}/test"}
+
+
+def test_classes_of_a_csv_are_not_cut_off_at_a_comma(report):
+    file = report[1] / "commas.csv"
+    file.write_text("file,label\ntrain/cat/1.png,cat, tabby\ntrain/dog/1.png,dog, boxer\n")
+    with pytest.raises(UserError, match="row 2 has 3 cells"):
+        find_duplicates([str(file)], 0.98, lambda line: None)
 
 
 def test_a_csv_names_splits_and_classes(report):

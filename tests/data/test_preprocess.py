@@ -304,6 +304,15 @@ def test_fast_crop_of_a_turned_jpeg_is_upright_in_every_interpolation(interpolat
     assert difference(fast, exact) < 1.5
 
 
+@pytest.mark.parametrize("orientation", [3, 6])
+@pytest.mark.parametrize(("kind", "shape"), [("square", (450, 457)), ("short_side", (457, 457))])
+def test_turned_jpeg_of_any_size_is_cropped_at_its_edge(kind, shape, orientation):
+    """By rounding, 224 * (457 / 224) is above 457, so an edge is 6e-14 pixels outside the image."""
+    data = encode(natural(*shape), quality=95, exif=exif(orientation))
+    fast, exact = (TestCrop(224, kind, 224, mode, "bicubic")(data) for mode in ("fast", "exact"))
+    assert difference(fast, exact) < 1.5
+
+
 @pytest.mark.parametrize("interpolation", sorted(PILLOWS))
 def test_train_crop_is_pillows_resize_of_the_rectangle_alone(interpolation):
     """As in torchvision's `RandomResizedCrop`: the filter uses no pixels outside the rectangle."""

@@ -273,6 +273,8 @@ def test_a_run_continues_an_open_clip_with_its_tokens(models, tmp_path):
         (dict(hf_model_name="roberta-base"), "text tower with hf_model_name='roberta-base'"),
         (dict(embed_cls=True), "text tower with embed_cls=True"),
         (dict(pool_type="first"), "pool_type='first'. Supported: argmax, last, eos"),
+        # Without `eos_id`, open_clip reads the token 2.
+        (dict(pool_type="eos"), "does not end texts with the token 2"),
         (dict(ls_init_value=0.1), "text tower with ls_init_value=0.1"),
         (dict(act_kwargs={"approximate": "other"}), "act_kwargs={'approximate': 'other'}"),
         (dict(tokenizer_kwargs={"clean": "none"}), "clean='none'. Supported: lower, whitespace"),

@@ -99,6 +99,8 @@ def test_other_means_are_shown_in_the_line_about_a_checkpoint(folder):
     assert "32x32 pixels with mean 0.485 0.456 0.406 and std 0.229 0.224 0.225" in shown
 
 
+# A crop whose aspect ratio differs from that of a square, resized image.
+LANDSCAPE = dict(do_center_crop=True, crop_size={"height": 24, "width": 32})
 PROCESSORS = {
     "ViT": (dict(), "square", 1, "bilinear_antialias", 0.5),
     "DeiT": (dict(), "square", Fraction(224, 256), "bicubic", 0.5),
@@ -215,8 +217,23 @@ def test_rescaling_and_normalization_are_combined_into_one_mean_and_std(said, me
             dict(do_resize=False),
             "Unsupported: preprocessing of .* with do_resize=false. Supp",
         ),
+        (
+            "transformers",
+            dict(do_pad=True, pad_size={"height": 40, "width": 40}),
+            "Unsupported: preprocessing of .* with do_pad=true. Supp",
+        ),
         ("transformers", dict(size={"longest_edge": 9}), "with size=.*longest_edge.*Supported"),
         ("transformers", dict(size={"shortest_edge": 40}, do_center_crop=False), "without a crop"),
+        (
+            "transformers",
+            dict(size={"shortest_edge": 40}) | LANDSCAPE,
+            "with size=.* and crop_size",
+        ),
+        (
+            "transformers",
+            dict(size={"height": 40, "width": 40}) | LANDSCAPE,
+            "with size=.* and crop_size=.*Supported: short_side",
+        ),
     ],
 )
 def test_unsupported_preprocessing_loads_but_has_no_crop(library, said, message, folder):
@@ -293,6 +310,13 @@ def test_a_crop_that_libraries_lack_is_rejected_with_alternatives(library, tmp_p
     with pytest.raises(UserError, match="cannot store the crop fit .* vit_jax.export WORKDIR"):
         save(tmp_path / "model", library, *about, seen)
     save(tmp_path / "model.npz", "google", *about, seen)
+
+
+def test_crop_of_a_resized_image_with_its_aspect_ratio_is_read():
+    for size, crop in [((256, 512), (224, 448)), ((256, 365), (224, 320))]:
+        size, crop = (dict(zip(("height", "width"), sides, strict=True)) for sides in (size, crop))
+        said = dict(image_processor_type="DeiTImageProcessor", size=size, crop_size=crop)
+        assert of_transformers(said)[1].kind == "square"
 
 
 def test_the_crops_share_of_the_image_is_kept_at_another_size(folder):

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.programs import metadata_file, metadata_of, write_onnx, write_stablehlo
 
@@ -49,6 +50,10 @@ def prepared(image: Image.Image, facts: dict) -> np.ndarray:
     height, width = facts["image_size"]
     if facts["resize"] == "square":
         rows, columns = facts["resize_to"]
+    elif facts["resize"] == "cover":
+        least = zip(facts["resize_to"], image.size[::-1], strict=True)
+        scale = max(side / whole for side, whole in least)
+        columns, rows = (round(side * scale) for side in image.size)
     else:
         scale = facts["resize_to"] / min(image.size)
         columns, rows = (int(side * scale) for side in image.size)
@@ -94,6 +99,17 @@ def test_onnx_metadata_have_the_preprocessing_and_the_classes(model, tmp_path, d
     order = np.argsort(-chances)
     assert [read["class_names"][k] for k in order] == [*expected.classes]
     np.testing.assert_allclose(chances[order], expected.probabilities, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(60, 90), (90, 60)])
+@pytest.mark.parametrize("kind", ["short_side", "square"])
+def test_metadata_describe_crops_that_are_not_square(kind, shape):
+    seen = Preprocessing(kind, 0.8, "bicubic", mode="exact")
+    model = vit_jax.create_model("ViT-Ti/16", **VALUES | dict(image_size=(32, 48)))
+    facts = metadata_of(model, np.dtype(np.uint8), seen)
+    pixels = np.random.default_rng(0).integers(256, size=(*shape, 3), dtype=np.uint8)
+    crop = TestCrop((32, 48), kind, seen.resize((32, 48)), seen.mode, seen.interpolation)
+    np.testing.assert_array_equal(prepared(Image.fromarray(pixels), facts)[0], crop(pixels))
 
 
 def test_stablehlo_metadata_are_in_a_file_next_to_the_program(model, tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 
 import numpy as np
@@ -16,6 +17,7 @@ from vit_jax.runs.assemble import assemble
 from vit_jax.runs.choices import micro_batches, next_workdir, settle
 from vit_jax.runs.choices.data_at import data_at, find_groups
 from vit_jax.runs.choices.image_sizes import short_sides
+from vit_jax.runs.probe_head import with_probe_head
 
 
 def photographs(root, counts: dict[str, int], name="{:03}.png", size=(20, 24)):
@@ -77,6 +79,27 @@ def test_class_folders_are_cut_into_three_splits(tmp_path, checkpoint):
     assert any("--config.data.image_size=32" in line and "20 pixels" in line for line in said)
 
 
+def test_images_with_several_labels_are_counted(tmp_path, checkpoint):
+    said, folder = [], photographs(tmp_path / "cells", {"cat": 30, "dog": 30})
+    files = sorted(folder.rglob("*.png"))
+    rows = [f"{file.relative_to(folder)},{file.parent.name}\n" for file in files]
+    again = [row.replace(",cat", ",dog") for row in rows[:20]]  # Contradictory labels.
+    (folder / "list.csv").write_text("".join([*rows, *again]))
+    values = chosen(folder / "list.csv", checkpoint, said)
+    assert values["loss.name"] == "sigmoid" and values["finetune.head"] == "new"
+    assert any(re.search(r"may have 2 labels: \d+ of 42 have several, such as", x) for x in said)
+
+
+def test_unsupported_crop_of_a_checkpoint_is_replaced(tmp_path, checkpoint):
+    said, other = [], shutil.copytree(checkpoint, tmp_path / "vit")
+    config = json.loads((other / "config.json").read_text())
+    config["pretrained_cfg"] |= {"crop_mode": "border", "crop_pct": 1.0}
+    (other / "config.json").write_text(json.dumps(config))
+    values = chosen(photographs(tmp_path / "pets", {"cat": 6, "dog": 6}), other, said)
+    assert (values["data.test_crop"], values["data.test_resize"]) == ("short_side", 37)
+    assert any("unsupported: crop_mode=border" in line for line in said)
+
+
 @pytest.mark.parametrize(
     "folders, splits",
     [
@@ -125,6 +148,25 @@ def test_groups_in_file_names_stay_in_one_split(tmp_path, checkpoint):
         )
         parts.append({name.split("_")[0] for name, _ in source.stored_files()})
     assert sum(map(len, parts)) == 12 and len(set.union(*parts)) == 12
+
+
+def test_linear_probe_is_validated_on_other_groups_also_of_chosen_classes(tmp_path, checkpoint):
+    """Images of a group are equal, so that folds that divide groups would have a lower loss."""
+    for number in range(24):
+        place = tmp_path / "views" / ("cup", "jar")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(256, size=(32, 32, 3), dtype=np.uint8)
+        for view in range(3):
+            Image.fromarray(pixels).save(place / f"thing{number}_view{view}.png")
+    config, lines = read_config("my_images"), {}
+    config.update_from_flattened_dict(chosen(tmp_path / "views", checkpoint))
+    assert config.data.groups
+    for classes in (None, ("cup", "jar")):
+        config.data.classes = classes
+        parts = assemble(run_options(config))
+        lines[classes] = []
+        with_probe_head(parts, parts.origin.read(), lines[classes].append)
+    assert lines[None] == lines["cup", "jar"] and "linear probe" in lines[None][-1]
 
 
 def test_names_of_classes_in_file_names_are_no_groups(tmp_path, checkpoint):

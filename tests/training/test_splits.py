@@ -30,6 +30,39 @@ def test_splits_are_those_of_the_config_and_share_the_numbers_of_classes(tmp_pat
     assert notes(base_config(), splits) == ["note: no test images of ant"]
 
 
+def test_splits_of_chosen_classes_may_not_overlap(tmp_path):
+    make_folder(tmp_path / "train", {"ant": 10, "bee": 10, "cat": 10})
+    make_folder(tmp_path / "test", {"ant": 2, "cat": 2})
+    splits = dict(train_split="train[:25]", dev_split="train[80%:]", classes=("ant", "cat"))
+    with pytest.raises(UserError, match=r"data.train_split has images of it: 'train\[:25\]'"):
+        open_splits(config_of(source="folder", path=str(tmp_path), **splits))
+
+
+def notes_on_list(folder, names, loss) -> str:
+    """Returns the notes on a CSV with the labels `names` of four images."""
+    make_folder(folder, {"x": 4})
+    files = sorted(path.relative_to(folder) for path in folder.rglob("x/*"))
+    rows = [f"{file},{name}\n" for file, name in zip(files, names, strict=True)]
+    (folder / "list.csv").write_text("".join(rows), encoding="utf-8")
+    splits = dict(train_split="all", dev_split=None, test_split="all")
+    config = config_of(source="csv", path=str(folder / "list.csv"), **splits)
+    config.loss.name = loss
+    return "\n".join(notes(config, open_splits(config)))
+
+
+def test_similar_class_names_and_contradictory_labels_are_noted(tmp_path):
+    acute = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
+    for loss in ("softmax", "binary"):
+        lines = notes_on_list(tmp_path / loss, [f"{acute[0]},dog", acute[1], "Dog", "dog"], loss)
+        assert "similar names: 'Dog' and 'dog', 'cafe\\u0301' and 'caf\\xe9'" in lines
+        assert ("1 of 4 training images have several labels" in lines) == (loss == "softmax")
+
+
+def test_images_without_a_label_are_noted(tmp_path):
+    lines = notes_on_list(tmp_path, ["cat", "dog", "", "dog"], "binary")
+    assert re.search("1 of 4 test images have no label: .* accuracy is at most 75.00%", lines)
+
+
 def test_files_that_no_split_uses_are_counted_by_reason(tmp_path):
     for split in ("train", "test"):
         make_folder(tmp_path / split, {"ant": 4, "cat": 4})

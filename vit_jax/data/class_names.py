@@ -1,7 +1,8 @@
 """Matches the classes of a model and a data set, or of two data sets, by name."""
 
 import os
-from collections import Counter
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -175,6 +176,18 @@ def _check_distinct(names: Sequence[str]) -> None:
             raise UserError(
                 f"classes cannot be matched by name with the training data's: {name!r} occurs twice"
             )
+
+
+def alike(names: Sequence[str]) -> list[list[str]]:
+    """Returns groups of names that differ only in case, separators or the encoding of letters.
+
+    For example, `é` may be one character, or `e` and an accent. Invisible characters are ignored.
+    """
+    groups = defaultdict(list)
+    for name in names:
+        visible = "".join(x for x in name if unicodedata.category(x) != "Cf")
+        groups[_key(unicodedata.normalize("NFKC", visible))].append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def shortened(names: Sequence[str]) -> str:

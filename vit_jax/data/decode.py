@@ -573,7 +573,8 @@ def resample(
         return _resize_area(pixels, out)
     image = Image.fromarray(np.ascontiguousarray(pixels))
     if box:  # By rounding, an edge may lie outside of the image.
-        box = box.left, box.top, min(box.right, image.width), min(box.bottom, image.height)
+        left, top = max(box.left, 0), max(box.top, 0)
+        box = left, top, min(box.right, image.width), min(box.bottom, image.height)
     out[:] = np.asarray(image.resize(out.shape[1::-1], PILLOW[interpolation][0], box=box))
 
 

@@ -263,7 +263,12 @@ class TestCrop:
         if self.kind == "square" and self.resize == min(height, width):
             return f"all of the image to {height}x{width}, {self.interpolation}"
         what = "both sides" if self.kind == "square" else "the short side"
-        return f"{what} to {int(self.resize)}, the centre {height}x{width}, {self.interpolation}"
+        resized = f"{what} to {int(self.resize)}"
+        if height != width:
+            rows, columns = resized_sides(1, 1, "square", self.resize, self.size)
+            what = "all of the image to" if self.kind == "square" else "the image to cover"
+            resized = f"{what} {rows}x{columns}"
+        return f"{resized}, the centre {height}x{width}, {self.interpolation}"
 
 
 class FixedCrop(NamedTuple):

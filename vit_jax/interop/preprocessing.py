@@ -22,6 +22,10 @@ _PILLOW_NAMES = {0: "nearest", 4: "box", 5: "hamming"}
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
+# Steps of Transformers' image processors that are unsupported here.
+_UNSUPPORTED_STEPS = ("do_pad", "do_flip_channel_order", "rescale_offset", "do_thumbnail")
+_UNSUPPORTED_STEPS += ("do_align_long_axis", "do_crop_margin", "do_color_quantize", "do_grayscale")
+
 # Defaults of Transformers' image processors.
 _SQUARE = {"height": 224, "width": 224}
 _CROP = dict(do_center_crop=True, crop_size=_SQUARE)
@@ -125,8 +129,8 @@ def of_transformers(config: dict) -> tuple[dict[str, Any], Preprocessing]:
     resample = config["resample"]
     interpolation = _PILLOW.get(resample, f"resample={_PILLOW_NAMES.get(resample, resample)}")
     kind, share = "square", Fraction(1)
-    if not config.get("do_resize", True):
-        kind = "do_resize=false"
+    if step := _unsupported_step(config):
+        kind = step
     elif size.keys() not in ({"height", "width"}, {"shortest_edge"}):
         kind = f"size={config['size']}"
     elif "shortest_edge" in size and not config.get("do_center_crop"):
@@ -141,9 +145,30 @@ def of_transformers(config: dict) -> tuple[dict[str, Any], Preprocessing]:
                     f"crop_size is {config.get('crop_size')!r} and must be a height and a width"
                 )
             share = Fraction(min(crop.values()), whole)
+            if not _is_proportional(size, crop):
+                kind = f"size={config['size']} and crop_size={config['crop_size']}"
             size = crop
         found["image_size"] = size["height"], size["width"]
     return found, Preprocessing(kind, share, interpolation, half="down")
+
+
+def _unsupported_step(config: dict) -> str:
+    """Returns the first unsupported step of a processor, such as `do_pad=true`, or ""."""
+    if not config.get("do_resize", True):
+        return "do_resize=false"
+    return next((f"{name}=true" for name in _UNSUPPORTED_STEPS if config.get(name)), "")
+
+
+def _is_proportional(size: dict[str, int], crop: dict[str, int]) -> bool:
+    """Returns True if both sides of a crop have the same share of the resized image.
+
+    `TestCrop` has a single share. The short side of an image may be its height or its width, so a
+    crop of it must be square.
+    """
+    if "shortest_edge" in size:
+        return crop["height"] == crop["width"]
+    share = Fraction(min(crop.values()), min(size.values()))
+    return size == {name: int(side / share) for name, side in crop.items()}
 
 
 def _with_defaults(config: dict) -> dict:

@@ -114,9 +114,10 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
         "normalization": "in the program, whose input is pixels in input_range; mean and std are "
         "of [0, 1]",
     }
-    # A `square` resize changes the aspect ratio. Height and width of the resized image are the
-    # crop's height and width divided by `share`.
-    if seen.kind == "square":
+    # Height and width of the resized image are the crop's height and width divided by `share`: a
+    # `square` resize changes the aspect ratio to theirs, and with `cover` they are the minimum.
+    if seen.kind == "square" or (seen.kind == "short_side" and size[0] != size[1]):
+        facts["resize"] = {"short_side": "cover"}.get(seen.kind, seen.kind)
         facts["resize_to"] = [int(side / seen.share) for side in size]
     elif seen.kind == "fit":
         facts["resize_to"], facts["crop"] = [*size], "none: padded at the right and at the bottom"

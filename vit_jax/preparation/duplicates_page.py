@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.image_files import ImageFiles, find_images
-from vit_jax.data.sources.csv_list import open_csv, split_files
+from vit_jax.data.sources.csv_list import TooManyCells, open_csv, split_files
 from vit_jax.data.sources.folder_rules import split_name
 from vit_jax.data.sources.kind import SourceOptions
 from vit_jax.errors import UserError, as_text
@@ -174,6 +174,8 @@ def _listed(path: str) -> tuple[ImageFiles, list[Place]]:
     for split in split_files(path):
         try:
             listed = open_csv(split, SourceOptions(path))
+        except TooManyCells:
+            raise
         except UserError:  # The CSV has no labels, which are optional.
             listed = open_csv(split, SourceOptions(path, label_key=None, labels=False))
         for index, file in enumerate(listed.files):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from vit_jax.data.sources.base import Subset
+from vit_jax.data.sources.base import Subset, before_selection
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Extractor
 from vit_jax.evaluation.probe import linear_head
@@ -54,9 +54,9 @@ def _groups(parts: Parts) -> np.ndarray | None:
 
     None: the config has no groups, or the training split is not a slice.
     """
-    source, given = parts.splits.train, parts.overrides.groups
+    (source, chosen), given = before_selection(parts.splits.train), parts.overrides.groups
     named = parts.config.data.groups if given is None else given
     if named is None or not isinstance(source, Subset):
         return None
     groups = source.source.groups(named) if isinstance(named, str) else named
-    return np.asarray(groups, str)[np.asarray(source.indices)]
+    return np.asarray(groups, str)[np.asarray(source.indices)[chosen]]

@@ -4,10 +4,19 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from vit_jax.data.balance import note_of
-from vit_jax.data.class_names import shortened
+from vit_jax.data.class_names import alike, shortened
 from vit_jax.data.sources import SOURCES, open_handed_in, open_source
-from vit_jax.data.sources.base import Source, Subset, check_fields, check_labelled, lacking
+from vit_jax.data.sources.base import (
+    Source,
+    Subset,
+    before_selection,
+    check_fields,
+    check_labelled,
+    lacking,
+)
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.options.run import RunOptions
@@ -97,7 +106,8 @@ def share(config: RunOptions, train: Source, one: str, other: str) -> bool:
     """
     if SOURCES[config.data.source].made_up:
         return False
-    images = len(train.source) if isinstance(train, Subset) else MANY
+    opened, _ = before_selection(train)
+    images = len(opened.source) if isinstance(opened, Subset) else MANY
     return overlap(getattr(config.data, one), getattr(config.data, other), images)
 
 
@@ -111,13 +121,8 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
             f"note: several of data.parts have the classes {shortened(shared)}: each name is one "
             "class, with the images of all of them"
         )
-    uncorrected = config.data.balance == config.loss.class_weights == "none"
-    if (
-        objective_of(config.objective.name).labels
-        and uncorrected
-        and (unequal := note_of(splits.train))
-    ):
-        lines.append(unequal)
+    if objective_of(config.objective.name).labels:
+        lines += _notes_on_labels(config, splits)
     if share(config, splits.train, "train_split", "test_split"):
         lines.append("note: the test images are trained on, some of them or all")
     if config.data.groups is None and groups is None:
@@ -130,6 +135,34 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
     return lines
 
 
+def _notes_on_labels(config: RunOptions, splits: Splits) -> list[str]:
+    """Returns notes on similar class names, several labels of an image, and unequal classes."""
+    lines, train = [], splits.train
+    pairs = [" and ".join(map(ascii, group)) for group in alike(train.class_names)]
+    if pairs:
+        lines.append(f"note: classes with similar names: {shortened(pairs)}; each is a class")
+    for name, source in splits.named.items():
+        if (table := source.known_labels()) is None:
+            continue
+        counts, images = (table >= 0).sum(axis=1), f"{len(table):,} {SPOKEN[name]} images have"
+        several, unlabelled = np.flatnonzero(counts > 1), np.count_nonzero(counts == 0)
+        if config.loss.name == "softmax" and len(several):
+            lines.append(
+                f"note: {len(several):,} of {images} several labels, such as "
+                f"{source.describe(int(several[0]))}: they share the target equally; correct "
+                "contradictory labels, or give --config.loss.name=binary"
+            )
+        if unlabelled:
+            lines.append(
+                f"note: {unlabelled:,} of {images} no label: any prediction of their most likely "
+                f"class is wrong, so the accuracy is at most {1 - unlabelled / len(table):.2%}"
+            )
+    uncorrected = config.data.balance == config.loss.class_weights == "none"
+    if uncorrected and (unequal := note_of(train)):
+        lines.append(unequal)
+    return lines
+
+
 def _note_on_sample(config: RunOptions, train: Source) -> list[str]:
     """Returns a note if the training split is a random sample of a data set in memory.
 
@@ -138,10 +171,11 @@ def _note_on_sample(config: RunOptions, train: Source) -> list[str]:
     """
     if config.data.source != "handed_in" or config.data.slices != "stratified":
         return []
-    if not isinstance(train, Subset):
+    opened, _ = before_selection(train)
+    if not isinstance(opened, Subset):
         return []
     return [
-        f"note: {config.data.train_split} is a sample of the {len(train.source):,} "
+        f"note: {config.data.train_split} is a sample of the {len(opened.source):,} "
         "examples, not a range of rows: data.slices='in_order' takes rows, and groups=... "
         "or data.groups keeps near-duplicates in one slice"
     ]

@@ -419,3 +419,13 @@ def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
         raise UserError(f"no image is of the classes {', '.join(names)} (data.classes)")
     empty = tuple(names[new] for old, new in number.items() if not (table == old).any())
     return Renumbered(Subset(source, indices), names, number, empty)
+
+
+def before_selection(train: Source) -> tuple[Source, np.ndarray]:
+    """Returns the training split before `of_classes`, and the indices of the selected images in it.
+
+    Without a selection of classes, the source itself and all indices are returned.
+    """
+    if isinstance(train, Renumbered) and isinstance(train.source, Subset):
+        return train.source.source, np.asarray(train.source.indices)
+    return train, np.arange(len(train))

@@ -34,6 +34,10 @@ AGAIN = "rows of a file listed before with the same labels or captions"
 LOOKED_AT = 100  # At least one of the first 100 listed files must exist.
 
 
+class TooManyCells(UserError):
+    """Error: a row of a CSV has more cells than the header."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CsvList(Captioned):
     """Image files in the order of a CSV, with their labels.
@@ -343,18 +347,24 @@ def _other_columns(rows: list[list[str]], columns: _Columns) -> list[int]:
 
 
 def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
-    """Raises UserError if a row of a CSV with captions has more cells than the header.
+    """Raises TooManyCells if a row with labels or captions has more cells than the header.
 
-    Such a row contains an unquoted caption, which would be cut off at its comma.
+    Such a row contains an unquoted label or caption, which would be cut off at its comma, or more
+    labels than the header has columns.
     """
-    if columns.caption is None or not columns.rows:
+    if not columns.rows or not (columns.labels or columns.caption is not None):
         return
     for number, row in enumerate(rows, 1):
         if any(cell.strip() for cell in row[len(rows[0]) :]):
-            raise UserError(
+            kind, example = (
+                ("labels", '"dog, big"')
+                if columns.caption is None
+                else ("captions", '"a dog, running"')
+            )
+            raise TooManyCells(
                 f"{path}, row {number} has {len(row)} cells, and the header has {len(rows[0])}: "
-                'put captions with separators in quotes, without a space before them, as in a.jpg,"'
-                'a dog, running"'
+                f"put {kind} with separators in quotes, without a space before them, as in "
+                f"a.jpg,{example}"
             )
 
 

@@ -21,6 +21,7 @@ _DEFAULTS: dict[str, Any] = dict(
     proj_bias=False,
     proj_type="linear",
     text_arch="clip",
+    eos_id=2,
 )
 # Entries of `text_cfg` that are read here or by the tokenizer, or that do not change the
 # embeddings.
@@ -58,7 +59,7 @@ def read_text_tower(config: Mapping, tensors: Tensors) -> TextFormat:
         output_dim=projection.shape[0] if biased else projection.shape[1],
         causal=not text["no_causal_mask"],
         pooling=_POOLINGS[text["pool_type"]],
-        end=text.get("eos_id") or 0,
+        end=(text["eos_id"] or 0) if text["pool_type"] == "eos" else 0,
         head_bias=biased,
         gelu=_gelu(model, text),
         dtype="float32",

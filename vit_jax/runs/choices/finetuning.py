@@ -20,7 +20,7 @@ from vit_jax.interop.adapting import fit
 from vit_jax.interop.checkpoint import Checkpoint, sketch
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import count_multiply_adds, family_of
-from vit_jax.options.data import INTERPOLATIONS
+from vit_jax.options.data import INTERPOLATIONS, TEST_CROPS
 from vit_jax.options.run import RunOptions
 from vit_jax.runs.choices.choice import Choice, Settings
 from vit_jax.runs.choices.data_at import (
@@ -298,14 +298,16 @@ def _images(config: RunOptions, images: Images, checkpoint: Checkpoint) -> list[
     """Chooses the image size, the training crop and the evaluation transform."""
     size, reason = _image_size(config, images, checkpoint)
     preprocessing = checkpoint.preprocessing
-    share, kind = 7 / 8, "short_side"
-    if preprocessing:
+    share, kind, crop_reason = 7 / 8, "short_side", "as the checkpoint's preprocessing"
+    if preprocessing and preprocessing.kind in TEST_CROPS:
         share, kind = preprocessing.share, preprocessing.kind
+    elif preprocessing:
+        crop_reason = f"the checkpoint's is unsupported: {preprocessing.kind}"
     sides = short_sides(images.train)
     per_class = len(images.train) / max(1, len(images.train.class_names))
     choices = [
         Choice("data.image_size", size, f"{reason}; the images' shorter sides are {sides}"),
-        Choice("data.test_crop", kind, "as the checkpoint's preprocessing"),
+        Choice("data.test_crop", kind, crop_reason),
         Choice("data.test_resize", round(size / share), "the same"),
         Choice(
             "data.crop_area",
@@ -349,13 +351,23 @@ def _labels(train: Source) -> list[Choice]:
     choices = [Choice("finetune.head", "probe", baseline)]
     if train.max_labels > 1:
         choices = [
-            Choice("loss.name", "sigmoid", f"an image may have {train.max_labels} labels"),
+            Choice("loss.name", "sigmoid", _several_labels(train)),
             Choice("finetune.head", "new", "a linear probe is of one label an image"),
         ]
     letters = [name for name in names if len(name) == 1]
     if len(letters) >= LETTERS * len(names) and (has_names(names) or len(names) == 10):
         choices.append(Choice("data.flip", False, "the classes are letters or digits"))
     return choices
+
+
+def _several_labels(train: Source) -> str:
+    """Returns a text on images with several labels, so that contradictory labels are noticed."""
+    text, table = f"an image may have {train.max_labels} labels", train.known_labels()
+    several = [] if table is None else np.flatnonzero((table >= 0).sum(axis=1) > 1)
+    if not len(several):
+        return text
+    example = train.describe(int(several[0]))
+    return f"{text}: {len(several):,} of {len(table):,} have several, such as {example}"
 
 
 def _length(
