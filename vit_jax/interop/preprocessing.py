@@ -23,8 +23,16 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
 # Steps of Transformers' image processors that are unsupported here.
-_UNSUPPORTED_STEPS = ("do_pad", "do_flip_channel_order", "rescale_offset", "do_thumbnail")
-_UNSUPPORTED_STEPS += ("do_align_long_axis", "do_crop_margin", "do_color_quantize", "do_grayscale")
+_UNSUPPORTED_STEPS = (
+    "do_pad",
+    "do_flip_channel_order",
+    "rescale_offset",
+    "do_thumbnail",
+    "do_align_long_axis",
+    "do_crop_margin",
+    "do_color_quantize",
+    "do_grayscale",
+)
 
 # Defaults of Transformers' image processors.
 _SQUARE = {"height": 224, "width": 224}

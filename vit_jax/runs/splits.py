@@ -154,8 +154,8 @@ def _notes_on_labels(config: RunOptions, splits: Splits) -> list[str]:
             )
         if unlabelled:
             lines.append(
-                f"note: {unlabelled:,} of {images} no label: any prediction of their most likely "
-                f"class is wrong, so the accuracy is at most {1 - unlabelled / len(table):.2%}"
+                f"note: {unlabelled:,} of {images} no label: every class counts as wrong for "
+                f"them, so the accuracy is at most {1 - unlabelled / len(table):.2%}"
             )
     uncorrected = config.data.balance == config.loss.class_weights == "none"
     if uncorrected and (unequal := note_of(train)):
