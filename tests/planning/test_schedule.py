@@ -111,6 +111,21 @@ def test_equal_operations_share_a_schedule():
     assert [larger_cycles(scheduled[1], rate) for rate in (2, 0.5)] == [3 * 54, 3 * 128]
 
 
+def test_equal_operations_of_other_parts_share_a_schedule():
+    operations = [
+        Operation("a.1", "fusion", "", "Mlp", cycles=10),
+        Operation("a.2", "fusion", "", "Attention", cycles=10),
+        Operation("a.3", "fusion", "", "Attention", cycles=10),
+        Operation("a.4", "fusion", "", "EncoderBlock", cycles=10),
+    ]
+    schedules = {x.name: x.schedule for x in with_schedules(operations[:2], {"a.1": 4})}
+    assert schedules == {"a.1": 4, "a.2": 4}
+    # An operation of the same part has precedence.
+    schedules = {x.name: x.schedule for x in with_schedules(operations, {"a.1": 4, "a.2": 5})}
+    assert schedules["a.3"] == 5
+    assert schedules["a.4"] in (4, 5)
+
+
 @pytest.mark.parametrize(
     "shape, size",
     [

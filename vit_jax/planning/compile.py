@@ -24,7 +24,7 @@ from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import held
 from vit_jax.training.program import abstract_batch, make_program
 
-VERSION = "5"  # Version of the cache's format, and of the operations that are read.
+VERSION = "6"  # Version of the cache's format, and of the operations that are read.
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,9 @@ def with_schedules(
     """Returns those operations that take time, with their schedules.
 
     The compiler writes equal operations once. An operation without a file therefore has the
-    schedule of an operation with equal kind, part, cycles, FLOPs and memory traffic. Without such
-    an operation, its schedule is `estimated_cycles`.
+    schedule of an operation with equal kind, cycles, FLOPs and memory traffic; of several such
+    operations, one of the same part is preferred. Without such an operation, its schedule is
+    `estimated_cycles`.
 
     Args:
       operations: result of `read_operations(text, every=True)`.
@@ -70,14 +71,20 @@ def with_schedules(
     """
 
     def features(operation: Operation) -> tuple:
-        return tuple(getattr(operation, x) for x in ("kind", "part", "cycles", "flops", "traffic"))
+        return tuple(getattr(operation, x) for x in ("kind", "cycles", "flops", "traffic"))
 
     operations = list(operations)
-    equal = {features(x): schedules[x.name] for x in operations if x.name in schedules}
-    scheduled = (
-        replace(x, schedule=schedules.get(x.name, equal.get(features(x), x.cycles)))
-        for x in operations
-    )
+    written = [x for x in operations if x.name in schedules]
+    equal = {features(x): schedules[x.name] for x in written}
+    of_part = {(x.part, features(x)): schedules[x.name] for x in written}
+
+    def schedule(operation: Operation) -> int:
+        if operation.name in schedules:
+            return schedules[operation.name]
+        key = features(operation)
+        return of_part.get((operation.part, key), equal.get(key, operation.cycles))
+
+    scheduled = (replace(x, schedule=schedule(x)) for x in operations)
     return [x for x in scheduled if x.schedule or x.flops or x.sent or x.kind == UNKNOWN_LOOP]
 
 
