@@ -274,6 +274,12 @@ def saved_run(workdir: Path) -> SavedRun | None:
     return SavedRun(*_read_json(workdir, CONFIG, configs.from_json), manifest)
 
 
+def run_of_checkpoint(source: str) -> SavedRun | None:
+    """Returns the run of a checkpoint; None: the checkpoint is not in a local workdir."""
+    workdir = Path(split_checkpoint(source)[0])
+    return saved_run(workdir) if (workdir / MANIFEST).is_file() else None
+
+
 def _read_json(workdir: Path, name: str, parse: Callable[[str], Any]) -> tuple[str, Any]:
     """Returns the text of a JSON file in a workdir, and the result of `parse` for this text."""
     try:
