@@ -189,7 +189,13 @@ def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int
         or objective_of(config.objective.name).sees_length(config)
     ):
         return
-    hint = "; a run can be made longer only if nothing depends on its length" if of_length else ""
+    if of_length:
+        hint = "; a run can be made longer only if nothing depends on its length"
+    else:
+        hint = (
+            "; to train its model with other values, start a new run with "
+            f"config.finetune.checkpoint={shown(workdir)}"
+        )
     raise UserError(
         f"{shown(workdir)} belongs to a run with another config "
         f"({'; '.join(differing)}); give another --workdir, or the config it was "
