@@ -87,6 +87,16 @@ def test_the_error_about_another_learning_rate_names_a_warm_start(data, tmp_path
         start(tmp_path, **{"optimizer.learning_rate": 0.5})
 
 
+def test_other_images_are_refused_after_the_end_of_a_run_also_with_the_flag(data, tmp_path):
+    manifest = start(tmp_path)
+    folder(data, ("apple", "berry", "cherry"), images=6)
+    row = {"step": manifest["steps"], "test/loss": 1.0}
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    for changed in ("refused", "accepted"):
+        with pytest.raises(UserError, match="the run has ended .*config.finetune.checkpoint="):
+            start(tmp_path, **{"data.changed": changed})
+
+
 def test_another_class_is_refused_also_with_the_flag(data, tmp_path):
     start(tmp_path)
     folder(data, ("apple", "avocado", "berry", "cherry"))

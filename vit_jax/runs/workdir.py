@@ -41,6 +41,7 @@ from vit_jax.paths import CONFIG, MANIFEST, absolute, is_url, split_checkpoint
 from vit_jax.runs import data_identity
 from vit_jax.runs.bucket import Bucket, checkpoints_of, fetched, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
+from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.small_files import read_small
 from vit_jax.training.objectives import objective_of
@@ -209,9 +210,13 @@ def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: di
     if not changed:
         return
     known = f"{shown(workdir)} belongs to a run of other data ({'; '.join(changed)}); "
-    if not data_identity.fits_head(saved.manifest, manifest):
+    steps = saved.manifest["steps"]
+    ended = any(ends_run(row, steps) for row in read_rows(workdir / METRICS))
+    over = ended and (config.steps or 0) <= steps  # A larger `steps` extends the run.
+    if over or not data_identity.fits_head(saved.manifest, manifest):
+        reason = "the run has ended and would not train on the other images; " if over else ""
         raise UserError(
-            f"{known}give the data that it began with, or another --workdir, where "
+            f"{known}{reason}give the data that it began with, or another --workdir, where "
             f"config.finetune.checkpoint={shown(workdir)} starts from this run"
         )
     if config.data.changed == "refused":
