@@ -101,7 +101,7 @@ def test_examples_of_the_extending_page_work(monkeypatch):
     source = open_source("stripes", "train[:10%]")
     assert len(source) == 100
     assert np.shape(source[1].image) == (32, 32, 3)
-    assert issubclass(made["Brier"], Objective)
+    assert issubclass(made["Brier"], Objective) and issubclass(made["Rotated"], Objective)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

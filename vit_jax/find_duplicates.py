@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
         arguments, SIMILARITY.value, lambda line: print(line, file=sys.stderr)
     )
     write_duplicates(duplicates, out, SIMILARITY.value)
-    print(f"{duplicates}: {out / PAGE} shows them, {out / TABLE} lists them")
+    print(f"{duplicates}: pictures in {out / PAGE}, a table in {out / TABLE}")
     if duplicates.unreadable:
         print(f"could not be read: {duplicates.unreadable:,} files", file=sys.stderr)
     if duplicates.unreadable or any(map(is_unsupported, duplicates.source.left_out)):

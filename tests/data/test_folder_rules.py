@@ -92,6 +92,15 @@ def test_two_spellings_of_a_split_are_refused(tmp_path):
     assert len(opened(tmp_path, "training")) == 2
 
 
+def test_the_error_about_a_missing_split_explains_a_folder_without_splits(tmp_path):
+    (tmp_path / "ant").mkdir()
+    with pytest.raises(UserError, match=r"has: ant; all its images are the split 'all'.*all\[:80%"):
+        open_source("folder", "train", path=str(tmp_path))
+    (tmp_path / "test").mkdir()
+    with pytest.raises(UserError, match=r"has: ant, test$"):
+        open_source("folder", "train", path=str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "splits", [("Train", "Test"), ("training", "testing"), ("train", "val2017")]
 )

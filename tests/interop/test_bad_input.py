@@ -256,11 +256,12 @@ def test_errors_about_tensors_of_other_models_name_them(tmp_path):
     [
         ("missing.npz", "there is no"),
         ("hf://one", "not of the form hf://owner/name"),
+        ("vit_base_patch16_224", "timm's name of 'ViT-B/16': load_model.*commands take hf://timm"),
         ("hf://../../etc", "not of the form|cannot fetch"),
     ],
 )
 def test_errors_about_missing_sources_name_them(source, match, tmp_path):
-    refused(source if source.startswith("hf") else tmp_path / source, match)
+    refused(source if source.startswith(("hf", "vit_")) else tmp_path / source, match)
 
 
 def test_positions_that_are_not_square_need_the_image_size(tmp_path):

@@ -191,12 +191,33 @@ def test_names_of_missing_hybrids_and_bits_are_refused(name):
         ("DINOv3-B", "did you mean 'DINOv3-B/16'?"),
         ("DINOv3-B/14", "did you mean 'DINOv3-B/16'?"),
         ("xyz", "there are: AIMv2-1B/14, "),
+        ("vit_tiny_patch16_224", "it is timm's name of 'ViT-Ti/16': load_model('ViT-Ti/16', "),
+        (
+            "timm/convnext_tiny.fb_in1k",
+            "it is timm's name of 'ConvNeXt-T': load_model('ConvNeXt-T', "
+            "pretrained='convnext_tiny.fb_in1k') loads its published weights",
+        ),
     ],
 )
 def test_the_error_about_an_unknown_name_suggests_the_nearest(name, answer):
     with pytest.raises(UserError) as error:
         vit_jax.model_card(name)
     assert str(error.value).startswith(f"unknown model {name!r} (model.name); {answer}")
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "answer"),
+    [
+        ("ViT-Ti/16", "drop_path_rate", "did you mean 'stochastic_depth'?"),
+        ("Swin-T", "depths", "did you mean 'blocks'?"),
+        ("ViT-Ti/16", "depths", "did you mean 'depth'?"),
+        ("ViT-Ti/16", "pretrained", "load_model(NAME, pretrained=TAG) loads published weights"),
+    ],
+)
+def test_the_error_about_an_argument_of_timm_names_ours(model, name, answer):
+    with pytest.raises(UserError) as error:
+        vit_jax.create_model(model, **{name: 1})
+    assert str(error.value).endswith(f"has no argument {name!r} (model.{name}); {answer}")
 
 
 # Multiply-adds in billions, at 224 pixels and for 1,000 classes, from the papers of Swin (Liu et

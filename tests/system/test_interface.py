@@ -20,6 +20,8 @@ from vit_jax.data.sources import handed_in
 from vit_jax.data.sources.digits import digits
 from vit_jax.interop.open import open_checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.runs.training_log import TrainLog
+from vit_jax.runs.watchdog import Watchdog
 from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 
 TRAIN, TEST = digits("train"), digits("test")
@@ -422,6 +424,37 @@ class Brier(Objective):
         wanted = jax.nn.one_hot(batch["labels"][:, 0], chances.shape[-1])
         error = jax.numpy.square(chances - wanted).sum(-1)
         return Loss(error, {"squared": error})
+
+
+class Slow(Brier):
+    """Each training step multiplies large matrices, so it ends long after it has been started."""
+
+    def __call__(self, model, batch, context=EVALUATION):
+        loss = super().__call__(model, batch, context)
+        if context.rngs is None:
+            return loss
+        start = jnp.full((512, 512), jax.lax.stop_gradient(loss.each[0]))
+        product = jax.lax.fori_loop(0, 50, lambda _, x: jnp.tanh(x @ x), start)
+        return loss._replace(each=loss.each + 0 * product[0, 0])
+
+
+def test_a_step_is_reported_as_done_after_the_devices_have_computed_it(tmp_path, monkeypatch):
+    look, done, started, ready = TrainLog.look, Watchdog.done, {}, {}
+
+    def looked(self, step, metrics):
+        started[f"step {step}"] = metrics["steps"]
+        look(self, step, metrics)
+
+    def reported(self, what):
+        if what in started:
+            ready[what] = started[what].is_ready()
+        done(self, what)
+
+    monkeypatch.setattr(TrainLog, "look", looked)
+    monkeypatch.setattr(Watchdog, "done", reported)
+    config = small(steps=8, log_every=8, evaluate_every=8, **{"checkpoint.every": 8})
+    vit_jax.train(config, tmp_path / "run", objective=Slow, **DATA)
+    assert ready == {f"step {step}": True for step in range(1, 7)}
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_a_run_that_depends_on_its_length_cannot_be_made_longer(tmp_path, steps,
 def test_a_longer_run_is_otherwise_the_same(tmp_path):
     claimed(tmp_path / "run", 20, **CONSTANT)
     with pytest.raises(
-        UserError, match=r"\(seed: 0 -> 1; steps: 20 -> 30\); give .* started with$"
+        UserError, match=r"\(seed: 0 -> 1; steps: 20 -> 30\); give .* started with; to train"
     ):
         claimed(tmp_path / "run", 30, seed=1, **CONSTANT)
 

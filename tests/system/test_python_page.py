@@ -24,7 +24,7 @@ def run(page: str, **names) -> int:
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    assert run("docs/python.md") == 7
+    assert run("docs/python.md") == 8
     shown = capsys.readouterr().out
     assert "cat" in shown and "preprocessing" in shown
     assert (tmp_path / "pets_exported" / "model.safetensors").is_file()

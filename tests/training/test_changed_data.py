@@ -12,7 +12,7 @@ from vit_jax.config import base_config, run_options, to_json
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
-from vit_jax.runs.data_identity import differences, identity_of
+from vit_jax.runs.data_identity import differences, identity_of, leak_warning
 from vit_jax.runs.jobs import Job
 from vit_jax.runs.rate_search import check_data
 from vit_jax.runs.splits import open_splits
@@ -78,6 +78,23 @@ def test_a_class_with_another_index_is_refused_also_with_the_flag(data, tmp_path
             UserError, match="other data .no class 'apple'; a new class 'zapple'.*checkpoint="
         ):
             start(tmp_path, **values)
+
+
+def test_the_error_about_another_learning_rate_names_a_warm_start(data, tmp_path):
+    start(tmp_path)
+    remedy = r"start a new run with config\.finetune\.checkpoint=.*/run$"
+    with pytest.raises(UserError, match=f"another config .*learning_rate.*{remedy}"):
+        start(tmp_path, **{"optimizer.learning_rate": 0.5})
+
+
+def test_other_images_are_refused_after_the_end_of_a_run_also_with_the_flag(data, tmp_path):
+    manifest = start(tmp_path)
+    folder(data, ("apple", "berry", "cherry"), images=6)
+    row = {"step": manifest["steps"], "test/loss": 1.0}
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    for changed in ("refused", "accepted"):
+        with pytest.raises(UserError, match="the run has ended .*config.finetune.checkpoint="):
+            start(tmp_path, **{"data.changed": changed})
 
 
 def test_another_class_is_refused_also_with_the_flag(data, tmp_path):
@@ -173,3 +190,43 @@ def test_a_part_of_a_mixture_is_identified_by_its_own_files(tmp_path):
     files = [*mixture.stored_files()]
     assert files == [*open_source("folder", "all", path=str(places[0])).stored_files()] * 2
     assert [*mixture.stored_files([0, 9])] == [files[0], files[9]]
+
+
+def sliced(path, **values):
+    """Returns the config of a run on slices of a folder of classes, and fingerprints of them."""
+    config = base_config()
+    splits = dict(train_split="all[:50%]", dev_split="all[50%:75%]", test_split="all[75%:]")
+    config.data.update(dict(source="folder", path=str(path)) | splits)
+    config.update_from_flattened_dict(values)
+    config = run_options(config)
+    return config, identity_of(open_splits(config))["data"]
+
+
+@pytest.mark.parametrize(
+    ("values", "leaking"),
+    [
+        ({}, "dev images (all[50%:75%]) and test images (all[75%:])"),
+        ({"data.dev_split": None}, "test images (all[75%:])"),
+    ],
+)
+def test_slices_of_a_folder_that_grew_after_the_checkpoints_run_log_a_warning(
+    tmp_path, values, leaking
+):
+    photos = folder(tmp_path / "data", ("apple", "berry")) / "train"
+    earlier, data = sliced(photos)
+    later, same = sliced(photos, **{"finetune.checkpoint": "runs/first"} | values)
+    assert leak_warning(later, same, earlier, {"data": data}) is None
+    folder(tmp_path / "data", ("apple", "berry"), images=8)
+    later, grown = sliced(photos, **{"finetune.checkpoint": "runs/first"} | values)
+    line = leak_warning(later, grown, earlier, {"data": data})
+    assert line.startswith(f"warning: some of the {leaking} may be training images of the run runs")
+
+
+def test_a_test_folder_or_a_checkpoint_of_unlabelled_images_logs_no_leak(tmp_path):
+    whole = {"data.train_split": "train", "data.dev_split": None, "data.test_split": "test"}
+    data = folder(tmp_path / "data", ("apple", "berry"))
+    labelled, before = sliced(data, **whole)
+    unlabelled, _ = sliced(data / "train", **{"objective.name": "masked_patch"})
+    folder(data, ("apple", "berry"), images=8)
+    assert leak_warning(*sliced(data, **whole), labelled, {"data": before}) is None
+    assert leak_warning(*sliced(data / "train"), unlabelled, {"data": {}}) is None

@@ -95,6 +95,23 @@ def test_report_is_self_contained(report):
     assert all(reference.startswith(("data:", "#")) for reference in references)
 
 
+def test_mistakes_show_the_names_of_their_files(report):
+    files = np.array(["pets/cat/a.jpg", "pets/dog/b.jpg", "pets/dog/c (2).jpg", "pets/fox/d.jpg"])
+    text = report(found=predictions_of(files=files))
+    assert '<figcaption title="dog, predicted fox: pets/dog/c (2).jpg">' in text
+    shown = re.findall("<small>(.*?)</small>", text.partition("<h2>Calibration")[0])
+    assert shown == ["c (2).jpg", "b.jpg"]  # The most confident mistake first.
+
+
+def test_predictions_of_earlier_versions_without_files_are_read(tmp_path):
+    found = predictions_of()
+    values = {name: value for name, value in found._asdict().items() if name != "files"}
+    predictions.write_arrays(tmp_path / predictions.PREDICTIONS, values)
+    kept = predictions.kept(tmp_path)
+    assert kept.split == "test" and not len(kept.files)
+    assert np.array_equal(kept.images, found.images)
+
+
 def test_a_script_in_an_image_of_the_workdir_is_not_a_script_of_the_page(workdir):
     folder = workdir()
     (folder / "seen").mkdir()

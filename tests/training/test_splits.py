@@ -125,6 +125,16 @@ def test_classes_shared_by_parts_of_a_mixture_log_a_note(tmp_path):
     assert line.startswith("note: several of data.parts have the classes 1: each name is one class")
 
 
+def test_an_evaluation_crop_below_half_of_the_image_logs_a_note():
+    config = config_of(source="synthetic", image_size=64, test_resize=256)
+    (line,) = notes(config, open_splits(config))
+    assert line.startswith(
+        "note: evaluation uses only the central 64 of 256 pixels, 6% of a square"
+    )
+    config.data.test_resize = 128
+    assert notes(config, open_splits(config)) == []
+
+
 def test_a_class_missing_from_a_slice_logs_a_note(tmp_path):
     make_folder(tmp_path / "train", {"common": 30, "rare": 1})
     make_folder(tmp_path / "test", {"common": 1, "rare": 1})

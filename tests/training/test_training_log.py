@@ -1,7 +1,8 @@
-"""Tests of warnings about implausible metrics in the first steps."""
+"""Tests of warnings about implausible metrics in the first steps, and of the last lines."""
 
 import pytest
 
+from vit_jax.runs.periodic_evaluation import since_start
 from vit_jax.runs.training_log import Suspicion
 
 
@@ -38,3 +39,17 @@ def test_a_loss_of_zero_from_the_first_step_logs_a_warning():
     found = remarks([{"loss": 0.0, "accuracy": 0.0}, {"loss": 0.0, "accuracy": 0.0}])
     assert list(found) == [1] and found[1].startswith("the loss is 0.0000 from the first step on")
     assert not remarks([{"loss": 0.1}, {"loss": 0.0}], classes=0)
+
+
+def test_the_last_lines_compare_the_metrics_before_and_after_training():
+    rows = [
+        {"step": 0, "test/accuracy": 0.68, "test/loss": 1.0},
+        {"step": 0, "knn/pets/10": 0.5},
+        {"step": 8, "train/loss": 0.1},
+        {"step": 8, "knn/pets/10": 0.6, "test/accuracy": 0.7, "test/loss": 0.9},
+    ]
+    probe = "test accuracy: 68.00% of the linear probe, 70.00% after training"
+    assert since_start(rows) == [probe]
+    neighbours = "k-NN accuracy on pets/10: 50.00% before, 60.00% after"
+    assert since_start([rows[1], rows[3]]) == [neighbours]
+    assert since_start(rows[2:]) == []

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, check_finite, model_name, sketch
 from vit_jax.models import family_of
 from vit_jax.models.family import Change
 from vit_jax.models.model_card import parameter_shapes
-from vit_jax.options.model import ImageOptions, make_options
+from vit_jax.options.model import ImageOptions, argument_hint, make_options
 
 Read = Callable[[], np.ndarray]
 
@@ -91,7 +91,7 @@ class _Adapter:
             if name not in known:
                 raise UserError(
                     f"{model_name(checkpoint.options)} has no argument {name!r}; "
-                    f"{nearest(name, known)}"
+                    f"{argument_hint(name, known)}"
                 )
         self.checkpoint, self.rules = checkpoint, family_of(checkpoint.options).adaptation
         self.new_head = (

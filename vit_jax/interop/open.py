@@ -9,7 +9,7 @@ from vit_jax.interop.hub import download
 from vit_jax.interop.reading import open_files
 from vit_jax.paths import check_path, is_url, is_workdir, split_checkpoint
 from vit_jax.published.unheld import refuse_unheld
-from vit_jax.published.weights import all_weights
+from vit_jax.published.weights import all_weights, timm_hint
 
 # Name of the module with `open_workdir`. The module depends on Orbax and the training code;
 # therefore it is imported only if the source is a workdir.
@@ -55,4 +55,6 @@ def _missing(source: str, path: str) -> UserError:
             f"pretrained=TAG) loads published weights, list_models('{source}', pretrained=True) "
             "lists their tags, and commands take their hf://owner/name"
         )
+    if hint := timm_hint(source):
+        return UserError(f"there is no {path}; {hint}; commands take hf://timm/NAME")
     return UserError(f"there is no {path}; a checkpoint of the Hub is hf://owner/name")

@@ -22,7 +22,7 @@ from vit_jax.options.model import ImageOptions, make_options
 from vit_jax.options.option import options_of
 from vit_jax.published.cards import all_figures
 from vit_jax.published.unheld import refuse_unheld
-from vit_jax.published.weights import Weights, all_weights
+from vit_jax.published.weights import Weights, all_weights, timm_hint
 
 # Modules of this folder that define a `FAMILY`, in the order of `MODELS`.
 FAMILIES: tuple[Family, ...] = tuple(
@@ -57,7 +57,9 @@ def parse_name(name: str) -> tuple[Family, dict]:
         if (values := family.parse(name)) is not None:
             return family, values
     refuse_unheld(name)
-    raise UserError(f"unknown model {name!r} (model.name); {nearest(name, MODELS)}")
+    raise UserError(
+        f"unknown model {name!r} (model.name); {timm_hint(name) or nearest(name, MODELS)}"
+    )
 
 
 def takes(name: str, argument: str) -> bool:

@@ -1,7 +1,7 @@
 """Arguments of models, by family, and the section `model` of a config."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from vit_jax.errors import UserError, nearest
@@ -469,13 +469,39 @@ class DVAEOptions(ImageOptions):
     )
 
 
+# Names of arguments in timm, and our names.
+TIMM_ARGUMENTS = {
+    "attn_drop_rate": "attention_dropout",
+    "depths": "blocks",
+    "drop_path_rate": "stochastic_depth",
+    "drop_rate": "dropout",
+    "embed_dim": "dim",
+    "global_pool": "pooling",
+    "img_size": "image_size",
+    "in_chans": "channels",
+    "init_values": "layer_scale",
+    "num_heads": "heads",
+    "reg_tokens": "registers",
+    "window_size": "window",
+}
+
+
+def argument_hint(name: str, known: Collection[str]) -> str:
+    """Returns a hint for an unknown argument of a model: the argument that is probably meant."""
+    if name == "pretrained":
+        return "load_model(NAME, pretrained=TAG) loads published weights"
+    if (ours := TIMM_ARGUMENTS.get(name)) in known:
+        return f"did you mean {ours!r}?"
+    return nearest(name, known)
+
+
 def make_options(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     """Returns a model's options with these values; raises UserError if one is invalid."""
     known, model = options_of(kind), kind.__name__.removesuffix("Options")
     for name in values:
         if name not in known:
             raise UserError(
-                f"a {model} has no argument {name!r} (model.{name}); {nearest(name, known)}"
+                f"a {model} has no argument {name!r} (model.{name}); {argument_hint(name, known)}"
             )
     for field in dataclasses.fields(kind):
         if field.default is dataclasses.MISSING and field.name not in values:

@@ -173,6 +173,33 @@ def find_weights(model: str, pretrained: str) -> Weights:
     return matching[0]
 
 
+def timm_hint(name: str) -> str | None:
+    """Returns a hint for timm's name of a model: our name of it, and how to load the weights.
+
+    Args:
+      name: timm's name, with or without a tag, such as `vit_base_patch16_224.augreg_in21k`.
+
+    Returns:
+      The hint; None: no published weights have this name.
+    """
+    bare = name.removeprefix("hf_hub:").removeprefix("timm/")
+    found = [
+        weights
+        for weights in all_weights()
+        if bare in (full := weights.repository.split("/")[-1], full.split(".")[0])
+    ]
+    if not found:
+        return None
+    model, tags = found[0].model, dict.fromkeys(weights.tag for weights in found)
+    repository = found[0].repository.split("/")[-1]
+    which = f"pretrained={repository!r}" if len(tags) == 1 else "pretrained=TAG"
+    listed = "" if len(tags) == 1 else f"; tags: {', '.join(tags)}"
+    return (
+        f"it is timm's name of {model!r}: load_model({model!r}, {which}) loads its published "
+        f"weights, create_model({model!r}) makes random ones{listed}"
+    )
+
+
 def _are_forms_of_dinov3(weights: list[Weights]) -> bool:
     """Returns True for the same weights of DINOv3 without and with biases, in this order."""
     names = [each.repository for each in weights]

@@ -37,6 +37,7 @@ class Card(NamedTuple):
     right: bool
     small: bool  # True: small image, drawn with sharp pixels. False: scaled smoothly.
     source: str  # Data URL.
+    file: str  # Path of the image file; empty: unknown.
 
 
 class Bar(NamedTuple):
@@ -85,8 +86,9 @@ def answer_figures(predictions: Predictions, names: Sequence[str]) -> dict[str, 
 
 def _cards(predictions: Predictions, names: Sequence[str], rows: Sequence[int]) -> list[Card]:
     """Returns a `Card` for each image in `rows` (indices in `predictions`) with stored pixels."""
-    kept = dict(zip(predictions.shown.tolist(), predictions.images, strict=True))
-    numbers = predictions.numbers.tolist()
+    shown, numbers = predictions.shown.tolist(), predictions.numbers.tolist()
+    kept = dict(zip(shown, predictions.images, strict=True))
+    files = dict(zip(shown, predictions.files.tolist(), strict=False))
     cards = []
     for row in rows:
         if (pixels := kept.get(numbers[row])) is None:
@@ -100,6 +102,7 @@ def _cards(predictions: Predictions, names: Sequence[str], rows: Sequence[int]) 
                 right=bool(predictions.right[row]),
                 small=max(pixels.shape) <= SMALL,
                 source=image_address(pixels, max(pixels.shape)),
+                file=files.get(numbers[row], ""),
             )
         )
     return cards

@@ -3,6 +3,7 @@
 When a run is resumed, the identity of its data is compared with the stored identity.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ from vit_jax.data.class_names import match_classes
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import all_names
+from vit_jax.options.run import RunOptions
 from vit_jax.runs.splits import SPOKEN, Splits
+from vit_jax.training.objectives import objective_of
 
 KEYS = ("class_names", "images", "data")  # Keys of the manifest that identify the data.
 SHOWN = 5  # Maximum number of classes in a message.
@@ -63,6 +66,58 @@ def _content_difference(saved: Mapping[str, Any], current: Mapping[str, Any], sp
     if not other:
         return ""
     return next((words for key, words in VALUES.items() if key in other), f"other {other[0]}")
+
+
+def leak_warning(
+    config: RunOptions,
+    data: Mapping[str, Any],
+    earlier: RunOptions,
+    manifest: Mapping[str, Any],
+) -> str | None:
+    """Returns a warning if an earlier run may have been trained on images that this run evaluates.
+
+    If images are added to a folder, its slices contain other images than before. So a run that
+    starts from an earlier run's checkpoint may evaluate images on which that run was trained.
+
+    Args:
+      data: fingerprints of this run's splits, by name.
+      earlier: config of the run that wrote the checkpoint.
+      manifest: manifest of that run.
+    """
+    if not objective_of(earlier.objective.name).labels or not _same_images(config, earlier):
+        return None
+    known = manifest.get("data", {})
+    held_out = [known.get("dev"), known.get("test")]
+    splits = {"dev": config.data.dev_split, "test": config.data.test_split}
+    leaking = [
+        f"{SPOKEN[name]} images ({split})"
+        for name, split in splits.items()
+        if split and data[name] not in held_out and _names(split) & _names(earlier.data.train_split)
+    ]
+    if not leaking:
+        return None
+    source = earlier.finetune.checkpoint
+    again = f"from {source}, as the run of the checkpoint did" if source else "from other weights"
+    return (
+        f"warning: some of the {' and '.join(leaking)} may be training images of the run "
+        f"{config.finetune.checkpoint}, as the data or the splits have changed since; the metrics "
+        f"would then be too good. Train on all images {again}, or keep test images in a folder of "
+        "their own, such as test/"
+    )
+
+
+def _same_images(config: RunOptions, earlier: RunOptions) -> bool:
+    """Returns True if two runs read the same files and do not select disjoint classes."""
+    now, before = config.data, earlier.data
+    if now.classes and before.classes and not set(now.classes) & set(before.classes):
+        return False
+    paths = [os.path.abspath(data.path) for data in (now, before)]
+    return bool(now.path) and now.source == before.source and paths[0] == paths[1]
+
+
+def _names(split: str) -> set[str]:
+    """Returns the names of splits without slices: `train` and `val` for `train[:90%]+val`."""
+    return {part.split("[")[0] for part in split.split("+")}
 
 
 def identity_of(splits: Splits) -> dict[str, Any]:

@@ -124,7 +124,8 @@ class Evaluator:
             return None
         kept = Predictions(split, step, **self.answers)
         batch = self._read(split, to_show(kept), 1)
-        return kept._replace(shown=batch["numbers"], images=batch["image"])
+        files = np.array([self._splits[split].describe(n) for n in batch["numbers"].tolist()])
+        return kept._replace(shown=batch["numbers"], images=batch["image"], files=files)
 
     def retrievals(self, split: str, step: int) -> Retrievals | None:
         """Returns captions of the last evaluated split and their most similar images."""

@@ -30,6 +30,7 @@ from vit_jax.runs.bucket import Upload, checkpoints_of, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.checkpoints import Checkpoints, as_items, from_items
 from vit_jax.runs.console import Console, MetricWriter
+from vit_jax.runs.data_identity import leak_warning
 from vit_jax.runs.goodput import Ledger, read_rows
 from vit_jax.runs.memory_check import MemoryCheck
 from vit_jax.runs.periodic_evaluation import KNN, Figures, PeriodicEvaluation, since_start
@@ -42,7 +43,14 @@ from vit_jax.runs.trackers import deliveries
 from vit_jax.runs.training_log import TrainLog
 from vit_jax.runs.warm_start import fingerprint_of
 from vit_jax.runs.watchdog import Watchdog
-from vit_jax.runs.workdir import METRICS, check_shared, claim, make_manifest, steps_of
+from vit_jax.runs.workdir import (
+    METRICS,
+    check_shared,
+    claim,
+    make_manifest,
+    run_of_checkpoint,
+    steps_of,
+)
 from vit_jax.runs.workdir_lock import Lock
 from vit_jax.training.objectives import is_handed_in, objective_of
 
@@ -138,6 +146,12 @@ def _take_workdir(
     console.log(describe(parts, manifest))
     for note in notes(parts.config, splits, parts.overrides.groups):
         console.log(note)
+    if (
+        config.finetune.checkpoint
+        and (earlier := run_of_checkpoint(config.finetune.checkpoint))
+        and (warning := leak_warning(config, parts.data, earlier.config, earlier.manifest))
+    ):
+        console.log(warning)
     if len(splits.train) < config.batch_size:
         console.log(
             f"note: a batch of {config.batch_size} shows images of {len(splits.train)} more than "
@@ -277,11 +291,16 @@ class Run:
         for step in range(self.first_step + 1, self.steps + 1):
             last = step == self.steps
             self.trace.before(step)
+            previous = self.metrics
             self.state, self.metrics = self.program.train_step(self.state, self.metrics, self.batch)
             # Takes the next batch while the devices work on this step.
             self.batch = None if last else self.feed.take(self.state["step"])
+            # Without this wait, JAX would start up to 32 steps in advance. On a CPU this can be
+            # minutes, without a progress line and without a reaction to signals.
+            jax.block_until_ready(previous)
             self.trace.after(step, self.state)
-            if step == self.first_step + 1:
+            first = step == self.first_step + 1
+            if first:
                 self._first_step_done(step)
             stopping = self.stop.reached()
             logging = last or step % self.config.log_every == 0
@@ -296,7 +315,8 @@ class Run:
             if saving or stopping:
                 self._save(step, figures)
             self.ledger.enter("train")
-            self.watchdog.done(f"step {step}")
+            # Unless the run has waited for this step, the devices still compute it.
+            self.watchdog.done(f"step {step if first or evaluating or saving else step - 1}")
             if over:
                 return figures
             if stopping:

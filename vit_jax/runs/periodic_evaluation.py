@@ -228,14 +228,27 @@ def _by_name(figures: Figures) -> dict[str, float]:
 
 
 def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Returns lines that compare `metrics.jsonl` before and after self-supervised training."""
+    """Returns lines that compare the metrics in `metrics.jsonl` before and after training.
+
+    These are the metrics of self-supervised training, and the test accuracy of a linear probe from
+    which a run started.
+    """
     first = next((row for row in rows if row["step"] == 0), {})
     last = next((row for row in reversed(rows) if "test/loss" in row), {})
     lines = []
     for key in first:
-        if key in last and (key.startswith(f"{KNN}/") or key == "test/views_matched"):
-            parts = {f"{KNN}/": "k-NN accuracy on ", "test/": "test "}
-            start = next(start for start in parts if key.startswith(start))
-            name = parts[start] + key.removeprefix(start).replace("_", " ")
-            lines.append(f"{name}: {first[key]:.2%} before, {last[key]:.2%} after")
+        if key in last and (words := _in_comparison(key)):
+            name, before, after = words
+            lines.append(f"{name}: {first[key]:.2%} {before}, {last[key]:.2%} {after}")
     return lines
+
+
+def _in_comparison(key: str) -> tuple[str, str, str] | None:
+    """Returns a metric's name, and the names of its two values; None: it is not compared."""
+    if key.startswith(f"{KNN}/"):
+        name = key.removeprefix(f"{KNN}/").replace("_", " ")
+        return f"k-NN accuracy on {name}", "before", "after"
+    return {
+        "test/views_matched": ("test views matched", "before", "after"),
+        "test/accuracy": ("test accuracy", "of the linear probe", "after training"),
+    }.get(key)

@@ -36,6 +36,9 @@ class Predictions(NamedTuple):
     shown: np.ndarray = np.zeros(0, np.int32)
     # Pixels of the images in `shown`, uint8 `[shown, height, width, channels]`.
     images: np.ndarray = np.zeros((0, 1, 1, 3), np.uint8)
+    # Files of the images in `shown`, or other descriptions, str `[shown]`. Predictions of earlier
+    # versions have none.
+    files: np.ndarray = np.zeros(0, "U1")
 
     @property
     def right(self) -> np.ndarray:
@@ -96,7 +99,8 @@ def keep(workdir: Path, predictions: Predictions) -> None:
 
 def kept(workdir: Path) -> Predictions | None:
     """Reads the predictions that `keep` wrote to a workdir; None if they are missing or damaged."""
-    found = read_arrays(workdir / PREDICTIONS, Predictions._fields)
+    path, fields = workdir / PREDICTIONS, Predictions._fields
+    found = read_arrays(path, fields) or read_arrays(path, set(fields) - {"files"})
     return Predictions(**found) if found else None
 
 

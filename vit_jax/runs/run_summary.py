@@ -6,6 +6,7 @@ import jax
 from clu import parameter_overview
 
 from vit_jax.data.class_names import shortened
+from vit_jax.data.decode import is_fast
 from vit_jax.data.pipeline import decoders
 from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.runs.assemble import Parts, learned_classes
@@ -34,7 +35,7 @@ def describe(parts: Parts, manifest: dict) -> str:
             *(f"from     {line}" for line in origin.notes),
             *_of_data(parts, manifest),
             f"decodes  {f'{workers} processes of' if workers else 'this process,'} "
-            f"{threads} thread(s)",
+            f"{threads} thread(s), {_decoder(config.data.decode)}",
             f"trains   {', '.join(filter(None, of_objective))}",
             *(f"frozen   {line}" for line in (parts.frozen.notes if parts.frozen else ())),
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
@@ -43,6 +44,15 @@ def describe(parts: Parts, manifest: dict) -> str:
             f"run      {manifest['steps']:,} steps, seed {config.seed}",
         ]
     )
+
+
+def _decoder(mode: str) -> str:
+    """Returns the decoder of JPEGs for a value of `data.decode`."""
+    if mode == "exact":
+        return "by Pillow"
+    if is_fast():
+        return "by libjpeg-turbo"
+    return "by Pillow, at under half the speed: the fast JPEG decoder was not built"
 
 
 def _of_data(parts: Parts, manifest: dict) -> list[str]:

@@ -125,6 +125,7 @@ def notes(config: RunOptions, splits: Splits, groups: Sequence | None = None) ->
         lines += _notes_on_labels(config, splits)
     if share(config, splits.train, "train_split", "test_split"):
         lines.append("note: the test images are trained on, some of them or all")
+    lines += _note_on_crop(config)
     if config.data.groups is None and groups is None:
         lines += _note_on_sample(config, splits.train)
     if config.checkpoint.keep_best and splits.dev is None:
@@ -161,6 +162,22 @@ def _notes_on_labels(config: RunOptions, splits: Splits) -> list[str]:
     if uncorrected and (unequal := note_of(train)):
         lines.append(unequal)
     return lines
+
+
+def _note_on_crop(config: RunOptions) -> list[str]:
+    """Returns a note if the evaluation crop is less than half of the resized image's side.
+
+    This happens if `data.image_size` is reduced and `data.test_resize` is not.
+    """
+    data = config.data
+    size, resized = data.image_size, data.test_resize
+    if data.test_crop == "fit" or 2 * size >= resized:
+        return []
+    return [
+        f"note: evaluation uses only the central {size} of {resized} pixels, "
+        f"{(size / resized) ** 2:.0%} of a square image: data.test_resize={round(size * 8 / 7)} "
+        f"crops 7/8 of the side, data.test_resize={size} uses the whole side"
+    ]
 
 
 def _note_on_sample(config: RunOptions, train: Source) -> list[str]:

@@ -41,6 +41,7 @@ from vit_jax.paths import CONFIG, MANIFEST, absolute, is_url, split_checkpoint
 from vit_jax.runs import data_identity
 from vit_jax.runs.bucket import Bucket, checkpoints_of, fetched, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
+from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.small_files import read_small
 from vit_jax.training.objectives import objective_of
@@ -189,7 +190,13 @@ def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int
         or objective_of(config.objective.name).sees_length(config)
     ):
         return
-    hint = "; a run can be made longer only if nothing depends on its length" if of_length else ""
+    if of_length:
+        hint = "; a run can be made longer only if nothing depends on its length"
+    else:
+        hint = (
+            "; to train its model with other values, start a new run with "
+            f"config.finetune.checkpoint={shown(workdir)}"
+        )
     raise UserError(
         f"{shown(workdir)} belongs to a run with another config "
         f"({'; '.join(differing)}); give another --workdir, or the config it was "
@@ -203,9 +210,13 @@ def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: di
     if not changed:
         return
     known = f"{shown(workdir)} belongs to a run of other data ({'; '.join(changed)}); "
-    if not data_identity.fits_head(saved.manifest, manifest):
+    steps = saved.manifest["steps"]
+    ended = any(ends_run(row, steps) for row in read_rows(workdir / METRICS))
+    over = ended and (config.steps or 0) <= steps  # A larger `steps` extends the run.
+    if over or not data_identity.fits_head(saved.manifest, manifest):
+        reason = "the run has ended and would not train on the other images; " if over else ""
         raise UserError(
-            f"{known}give the data that it began with, or another --workdir, where "
+            f"{known}{reason}give the data that it began with, or another --workdir, where "
             f"config.finetune.checkpoint={shown(workdir)} starts from this run"
         )
     if config.data.changed == "refused":
@@ -272,6 +283,12 @@ def saved_run(workdir: Path) -> SavedRun | None:
     _, manifest = _read_json(workdir, MANIFEST, json.loads)
     _check_format(workdir, manifest)
     return SavedRun(*_read_json(workdir, CONFIG, configs.from_json), manifest)
+
+
+def run_of_checkpoint(source: str) -> SavedRun | None:
+    """Returns the run of a checkpoint; None: the checkpoint is not in a local workdir."""
+    workdir = Path(split_checkpoint(source)[0])
+    return saved_run(workdir) if (workdir / MANIFEST).is_file() else None
 
 
 def _read_json(workdir: Path, name: str, parse: Callable[[str], Any]) -> tuple[str, Any]:

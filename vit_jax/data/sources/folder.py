@@ -300,6 +300,11 @@ def _folder_of_split(root: str, split: str) -> str:
         )
     where = _path_of_split(root, split)
     there = f"; {root} has: {', '.join(siblings[:20])}" if siblings else ""
+    if siblings and not any(map(split_name, siblings)):
+        there += (
+            "; all its images are the split 'all', which slices divide: "
+            "train_split='all[:80%]', test_split='all[80%:]'"
+        )
     raise UserError(f"no folder {where} (data.path and the split's name){there}")
 
 

@@ -52,6 +52,9 @@ STUDENT_TEMPERATURE = 0.1
 NEWEST = 0.1  # Weight of the newest batch in the centres and the other running means.
 # Thresholds of the warning about collapse. There is no warning in the first 1/20 of the run.
 SMALLEST_SPREAD, FEWEST_USED, NEAR_EVEN = 0.01, 4.0, 0.995
+# In the first update the running mean of the teacher's outputs is 0, so that all images may have
+# the same prototype.
+SETTLED = 5
 
 
 class TeacherHeads(nnx.Module):
@@ -539,7 +542,7 @@ class DINO(Objective):
         return new
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
-        if update < self.steps / 20:
+        if update < max(self.steps / 20, SETTLED):
             return None
         even = math.log(self.head.count) * NEAR_EVEN
         sign = None
