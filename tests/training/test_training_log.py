@@ -49,7 +49,8 @@ def test_the_last_lines_compare_the_metrics_before_and_after_training():
         {"step": 8, "knn/pets/10": 0.6, "test/accuracy": 0.7, "test/loss": 0.9},
     ]
     probe = "test accuracy: 68.00% of the linear probe, 70.00% after training"
-    assert since_start(rows) == [probe]
+    assert since_start(rows, probe=True) == [probe]
+    assert since_start(rows, probe=False) == []
     neighbours = "k-NN accuracy on pets/10: 50.00% before, 60.00% after"
-    assert since_start([rows[1], rows[3]]) == [neighbours]
-    assert since_start(rows[2:]) == []
+    assert since_start([rows[1], rows[3]], probe=True) == [neighbours]
+    assert since_start(rows[2:], probe=True) == []
