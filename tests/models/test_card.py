@@ -24,6 +24,13 @@ def test_listed_models_are_names():
     assert not vit_jax.list_models("ViT-B*/7")
 
 
+def test_case_is_ignored_only_if_no_name_matches():
+    assert vit_jax.list_models("ViT-g/*4") == ("ViT-g/14",)
+    assert {*vit_jax.list_models("vit-g/*4")} == {"ViT-G/14", "ViT-g/14"}
+    assert "Swin-T" in {weights.model for weights in vit_jax.list_models("SWIN-*", pretrained=True)}
+    assert not vit_jax.list_models("SWIN-T", pretrained=True)
+
+
 def test_a_valid_name_that_is_not_listed_is_found():
     assert list(vit_jax.list_models("ViT-b/16")) == ["ViT-b/16"]
     with pytest.raises(UserError, match="unknown model 'ViT-B'.*did you mean 'ViT-"):

@@ -8,10 +8,10 @@ prints a line for each model, with the model's size.
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.models.family import Axes, Family, match_axes
@@ -23,6 +23,9 @@ from vit_jax.options.option import options_of
 from vit_jax.published.cards import all_figures
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import Weights, all_weights, timm_hint
+
+Key = TypeVar("Key")
+WILDCARDS = {"*", "?", "["}
 
 # Modules of this folder that define a `FAMILY`, in the order of `MODELS`.
 FAMILIES: tuple[Family, ...] = tuple(
@@ -177,7 +180,8 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
     """Returns the model names that match a pattern such as `*ViT-L/16`.
 
     The returned tuple prints as model cards, one line for each model. A pattern without `*`, `?` or
-    `[` is the name of one model, and may be any name that `create_model` accepts.
+    `[` is the name of one model, and may be any name that `create_model` accepts. Case is
+    ignored in patterns that match nothing otherwise.
 
     Args:
       pattern: pattern of model names. If `pretrained` is True, the pattern may also match the tag
@@ -189,19 +193,32 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
       UserError: a name without wildcards is unknown.
     """
     if pretrained:
-        return Listed(
-            names
-            for names in all_weights()
-            if any(
-                fnmatch.fnmatchcase(text, pattern)
-                for text in (names.model, names.tag, names.repository)
-            )
-        )
-    names = Names(name for name in MODELS if fnmatch.fnmatchcase(name, pattern))
-    if not names and not set("*?[") & set(pattern):
+        texts = {
+            weights: (weights.model, weights.tag, weights.repository) for weights in all_weights()
+        }
+        return Listed(_matching(texts, pattern))
+    names = Names(_matching({name: (name,) for name in MODELS}, pattern))
+    if not names and not WILDCARDS & {*pattern}:
         parse_name(pattern)
         return Names([pattern])
     return names
+
+
+def _matching(texts: Mapping[Key, Iterable[str]], pattern: str) -> list[Key]:
+    """Returns the keys with a text that matches a pattern.
+
+    If there is none, and the pattern has wildcards, case is ignored. Names without wildcards may
+    differ only in case: `ViT-b/16` is smaller than `ViT-B/16`.
+    """
+
+    def found(change: Callable[[str], str]) -> list[Key]:
+        return [
+            key
+            for key, names in texts.items()
+            if any(fnmatch.fnmatchcase(change(name), change(pattern)) for name in names)
+        ]
+
+    return found(str) or (found(str.lower) if WILDCARDS & {*pattern} else [])
 
 
 def _card_of(name: str) -> ModelCard:

@@ -51,4 +51,4 @@ def largest_size(
     sizes = [size for size in range(largest, 0, -step) if size >= least] or [largest]
     size = next((size for size in sizes if minutes is None or fits(size)), sizes[-1])
     reason = f"a multiple of the patch's {patch}"
-    return size, reason if size == largest else f"{reason}, as large as {minutes:g} minutes allow"
+    return size, reason if size == largest else f"{reason}, the largest in {minutes:g} min"
