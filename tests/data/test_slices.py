@@ -209,3 +209,55 @@ def test_slices_that_tfds_does_not_support_are_converted_to_numbers():
     assert cut("train+test", "[:90%]") == "train[:90%]+test[:90%]"
     with pytest.raises(UserError, match="no split 'dev'; there are: train, test"):
         absolute("dev[:5][:2]", sizes)
+
+
+def hashed_files(path, split, **options):
+    """Returns the files in a hashed slice of a folder, as paths below it."""
+    source = open_source("folder", split, path=str(path), slices="hashed", **options)
+    return {source.describe(index).removeprefix(f"{path}/") for index in range(len(source))}
+
+
+def test_images_stay_in_their_hashed_slice_when_others_are_added(tmp_path):
+    def add(numbers):
+        for name in ("ant", "bee"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            for number in numbers:
+                (tmp_path / name / f"{number}.png").touch()
+
+    splits = ("all[:60%]", "all[60%:-20%]", "all[-20%:]")
+    add(range(0, 200, 2))
+    before = [hashed_files(tmp_path, split) for split in splits]
+    add(range(200))
+    after = [hashed_files(tmp_path, split) for split in splits]
+    assert all(old < new for old, new in zip(before, after, strict=True))
+    # Every image is in exactly one slice.
+    assert sum(map(len, after)) == len(set.union(*after)) == 400
+    # A binomial number is within 5 standard deviations of its mean.
+    for files, share in zip(after, (0.6, 0.2, 0.2), strict=True):
+        assert abs(len(files) - 400 * share) < 5 * (400 * share * (1 - share)) ** 0.5
+    nested = [hashed_files(tmp_path, f"all[:60%]{piece}") for piece in ("[:90%]", "[90%:]")]
+    assert nested[0] | nested[1] == after[0] and not nested[0] & nested[1]
+
+
+def test_a_group_is_in_one_hashed_slice(tmp_path):
+    (tmp_path / "all").mkdir()
+    for patient in range(30):
+        for number in range(4):
+            (tmp_path / "all" / f"p{patient}_{number}.png").touch()
+    options = dict(groups="p[0-9]+", labels=False)
+    parts = [hashed_files(tmp_path, split, **options) for split in ("all[:50%]", "all[50%:]")]
+    patients = [{re.search("p[0-9]+", file)[0] for file in part} for part in parts]
+    assert not patients[0] & patients[1] and len(patients[0] | patients[1]) == 30
+
+
+def test_hashed_slices_that_cannot_be_cut_are_one_line(tmp_path):
+    (tmp_path / "ant").mkdir()
+    (tmp_path / "ant" / "0.png").touch()
+    with pytest.raises(UserError, match=r"in percent only, not 'all\[:1\]'; write all\[:90%\]"):
+        hashed_files(tmp_path, "all[:1]")
+    with pytest.raises(UserError, match="of 1 images is empty: data.slices='hashed' draws"):
+        hashed_files(tmp_path, "all[:0%]")
+    with pytest.raises(UserError, match="needs image files with paths, or groups"):
+        open_source("digits", "train[:50%]", slices="hashed")
+    with pytest.raises(UserError, match="'hashed' is unsupported with scattered"):
+        open_source("scattered", "train[:50%]", path="digits", slices="hashed")

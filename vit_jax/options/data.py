@@ -126,8 +126,9 @@ class DataOptions:
     )
     slices: str = option(
         "stratified",
-        one_of("stratified", "in_order"),
-        "How train[:90%] is taken: stratified by class, or in the source's order.",
+        one_of("stratified", "in_order", "hashed"),
+        "How train[:90%] is taken: stratified by class, in the source's order, or by hashes of the "
+        "paths, so that images keep their slice when others are added.",
         requires=_no_slice,
     )
     groups: str | None = option(

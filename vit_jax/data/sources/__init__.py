@@ -28,11 +28,13 @@ from vit_jax.data.sources.handed_in_masks import handed_in_masks
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.masks import MASKS
 from vit_jax.data.sources.mixture import mixture_of
-from vit_jax.data.sources.slices import sliced
+from vit_jax.data.sources.slices import hashed, sliced
 from vit_jax.data.sources.synthetic import SYNTHETIC
 from vit_jax.data.sources.tfds import TFDS
 from vit_jax.data.sources.vtab import VTAB
 from vit_jax.errors import UserError, nearest
+
+WHOLE_PATH = r"[\s\S]+"  # Value of `data.groups` for which each file is a group.
 
 
 def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **options) -> Source:
@@ -118,6 +120,10 @@ def _open(kind: str, split: str, options: SourceOptions) -> Source:
     if kind not in SOURCES:
         raise UserError(f"unknown data source {kind!r} (data.source); {nearest(kind, SOURCES)}")
     if SOURCES[kind].reads_slices:
+        if options.slices == "hashed" and SOURCES[kind] is not MIXTURE:
+            raise UserError(
+                f"data.slices='hashed' is unsupported with {kind}; give 'stratified', the default"
+            )
         if options.groups is not None and SOURCES[kind] is not MIXTURE:
             raise UserError(
                 f"data.groups is unsupported with {kind}, whose slices are those of its files"
@@ -129,12 +135,22 @@ def _open(kind: str, split: str, options: SourceOptions) -> Source:
 def _cut(source: Source, split: str, options: SourceOptions) -> Source:
     """Returns the slice of a source that a split name such as `train[:90%]` denotes.
 
-    The options define whether slices are representative samples or follow the stored order.
+    The options define whether slices are representative samples, follow the stored order, or
+    depend on hashes of the images' paths or groups.
     """
     groups = options.groups
     if isinstance(groups, str):
         groups = source.groups(groups) if "[" in split else None
-    return sliced(source, split, options.slices == "in_order", groups)
+    if options.slices != "hashed" or "[" not in split:
+        return sliced(source, split, options.slices == "in_order", groups)
+    if groups is None:
+        try:
+            groups = source.groups(WHOLE_PATH)
+        except UserError as error:
+            raise UserError(
+                "data.slices='hashed' needs image files with paths, or groups (data.groups)"
+            ) from error
+    return hashed(source, split, [str(group) for group in groups])
 
 
 MIXTURE = mixture_of(_open)

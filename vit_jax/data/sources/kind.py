@@ -25,7 +25,8 @@ class SourceOptions(NamedTuple):
     image_size: int = 224  # Height and width of synthetic images, in pixels.
     labels: bool = True  # Labels are required. False: images without labels are included, too.
     # How slices such as `train[:90%]` are cut. `stratified`: a slice is a representative sample.
-    # `in_order`: slices follow the stored order.
+    # `in_order`: slices follow the stored order. `hashed`: each image belongs to a slice by the
+    # hash of its path or group.
     slices: str = "stratified"
     # Defines groups of images, such as all images of a patient. Images of a group are always in the
     # same slice. Groups are defined by a regular expression for paths, by the name of a column, or

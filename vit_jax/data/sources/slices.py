@@ -33,15 +33,21 @@ def split_range(split: str, images: int) -> range:
     Raises:
       UserError: the name of the split does not have this form, or the range is empty.
     """
-    chosen, name = range(images), split.split("[")[0]
-    if not re.fullmatch(rf"[^\[\]]*({BRACKET})*", split):
-        raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
-    for start, stop in re.findall(BRACKET, split):
+    chosen = range(images)
+    for start, stop in _bounds(split):
         size = len(chosen)
         chosen = chosen[_boundary(start, 0, size) : _boundary(stop, size, size)]
     if not chosen:
         raise UserError(f"the split {split!r} of {images} images is empty")
     return chosen
+
+
+def _bounds(split: str) -> list[tuple[str, str]]:
+    """Returns start and stop of each slice of a split, `[("", "80%")]` for `all[:80%]`."""
+    if not re.fullmatch(rf"[^\[\]]*({BRACKET})*", split):
+        name = split.split("[")[0]
+        raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
+    return re.findall(BRACKET, split)
 
 
 def _boundary(text: str, default: int, images: int) -> int:
@@ -136,6 +142,47 @@ def sliced(
     """Returns a source with the images that `chosen` returns for the same arguments."""
     part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
+
+
+def hashed(source: Source, split: str, names: Sequence[str]) -> Source:
+    """Returns a slice of a source that is divided by hashes of names.
+
+    The hash of a name is a position in [0, 1), and a slice such as `all[80%:]` contains the images
+    whose position is in its range. Therefore an image stays in its slice when other images are
+    added or removed. The number of images in a slice is only approximately its share.
+
+    Args:
+      names: name of each image, such as its path. Images with the same name are in the same slice.
+
+    Raises:
+      UserError: the slice is not given in percent, or contains no image.
+    """
+    start, stop = 0.0, 1.0
+    for low, high in _bounds(split):
+        if not (low or "0%").endswith("%") or not (high or "100%").endswith("%"):
+            raise UserError(
+                f"data.slices='hashed' has slices in percent only, not {split!r}; write "
+                f"{split.split('[')[0]}[:90%], or data.slices='stratified'"
+            )
+        size = stop - start
+        start, stop = start + size * _share(low, 0), start + size * _share(high, 1)
+    hashes = np.fromiter(map(_hash, names), np.uint64, len(names))
+    positions = hashes.astype(np.float64) / 2.0**64
+    part = np.flatnonzero((start <= positions) & (positions < stop))
+    if not len(part):
+        raise UserError(
+            f"the split {split!r} of {len(names):,} images is empty: data.slices='hashed' draws "
+            "each image independently; take a larger slice, or data.slices='stratified'"
+        )
+    return Subset(source, part)
+
+
+def _share(text: str, default: float) -> float:
+    """Converts percent to a share in 0 ... 1; a negative value counts from the end."""
+    if not text:
+        return default
+    share = int(text[:-1]) / 100
+    return min(max(share + 1 if share < 0 else share, 0), 1)
 
 
 def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
