@@ -212,7 +212,10 @@ def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: di
     known = f"{shown(workdir)} belongs to a run of other data ({'; '.join(changed)}); "
     steps = saved.manifest["steps"]
     ended = any(ends_run(row, steps) for row in read_rows(workdir / METRICS))
-    over = ended and (config.steps or 0) <= steps  # A larger `steps` extends the run.
+    # A larger number of steps or epochs extends the run. With more images, the same number of
+    # epochs has more steps, but a run keeps its original number.
+    other_length = any(getattr(config, name) != getattr(saved.config, name) for name in LENGTH)
+    over = ended and not (other_length and manifest["steps"] > steps)
     if over or not data_identity.fits_head(saved.manifest, manifest):
         reason = "the run has ended and would not train on the other images; " if over else ""
         raise UserError(
@@ -286,8 +289,8 @@ def saved_run(workdir: Path) -> SavedRun | None:
 
 
 def run_of_checkpoint(source: str) -> SavedRun | None:
-    """Returns the run of a checkpoint; None: the checkpoint is not in a local workdir."""
-    workdir = Path(split_checkpoint(source)[0])
+    """Returns the run of a checkpoint; None: the checkpoint is not in a workdir."""
+    workdir, _ = place_of(source)
     return saved_run(workdir) if (workdir / MANIFEST).is_file() else None
 
 
