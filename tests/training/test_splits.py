@@ -58,6 +58,10 @@ def test_similar_class_names_and_contradictory_labels_are_noted(tmp_path):
         assert ("1 of 4 training images have several labels" in lines) == (loss == "softmax")
 
 
+def test_numbers_that_differ_in_the_sign_are_not_similar_names(tmp_path):
+    assert "similar" not in notes_on_list(tmp_path, ["1", "-1", "1", "-1"], "softmax")
+
+
 def test_images_without_a_label_are_noted(tmp_path):
     lines = notes_on_list(tmp_path, ["cat", "dog", "", "dog"], "binary")
     assert re.search("1 of 4 test images have no label: .* accuracy is at most 75.00%", lines)
