@@ -6,9 +6,10 @@ import pytest
 
 from tests.data.test_slices import make_folder
 from vit_jax.config import base_config
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.runs.run_summary import unused
-from vit_jax.runs.splits import notes, open_splits
+from vit_jax.runs.splits import notes, open_splits, share
 from vit_jax.training.objectives import handing_in
 from vit_jax.training.objectives.objective import Objective
 
@@ -38,6 +39,19 @@ def test_splits_of_chosen_classes_may_not_overlap(tmp_path):
     splits = dict(train_split="train[:25]", dev_split="train[80%:]", classes=("ant", "cat"))
     with pytest.raises(UserError, match=r"data.train_split has images of it: 'train\[:25\]'"):
         open_splits(config_of(source="folder", path=str(tmp_path), **splits))
+
+
+class Endless(Source):
+    """A source with more images than a list of their indices could have."""
+
+    def __len__(self):
+        return 10**15
+
+
+def test_splits_of_any_number_of_images_are_compared():
+    config = config_of(source="folder", path="photos", dev_split="train[80%:]")
+    assert share(config, Endless(), "train_split", "dev_split")
+    assert not share(config, Endless(), "train_split", "test_split")
 
 
 def notes_on_list(folder, names, loss, objective="classification") -> str:
