@@ -335,7 +335,8 @@ class Run:
             self.checkpoints.wait()
             (line,) = self.evaluation.in_words({"test": figures["test"]})
             self.console.log(f"done after {duration(time.time() - self.started)} | {line}")
-            for line in since_start(read_rows(self.evaluation.workdir / METRICS)):
+            rows = read_rows(self.evaluation.workdir / METRICS)
+            for line in since_start(rows, self.config.finetune.head == "probe"):
                 self.console.log(line)
             self.console.log(self.ledger.in_words())
             self.console.log(f"report: {shown(report.parent)}/{report.name}")

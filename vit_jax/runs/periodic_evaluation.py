@@ -227,28 +227,26 @@ def _by_name(figures: Figures) -> dict[str, float]:
     return {f"{split}/{name}": x for split, found in figures.items() for name, x in found.items()}
 
 
-def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
+def since_start(rows: Sequence[Mapping[str, float]], probe: bool) -> list[str]:
     """Returns lines that compare the metrics in `metrics.jsonl` before and after training.
 
-    These are the metrics of self-supervised training, and the test accuracy of a linear probe from
-    which a run started.
+    These are the metrics of self-supervised training or, if the run started from a linear probe
+    (`probe`), the test accuracy.
     """
     first = next((row for row in rows if row["step"] == 0), {})
     last = next((row for row in reversed(rows) if "test/loss" in row), {})
+    after = "of the kept model" if "kept/step" in last else "after training"
     lines = []
     for key in first:
-        if key in last and (words := _in_comparison(key)):
-            name, before, after = words
-            lines.append(f"{name}: {first[key]:.2%} {before}, {last[key]:.2%} {after}")
+        if key.startswith(f"{KNN}/"):
+            name = key.removeprefix(f"{KNN}/").replace("_", " ")
+            words = f"k-NN accuracy on {name}", "before", "after"
+        elif key == "test/views_matched":
+            words = "test views matched", "before", "after"
+        elif key == "test/accuracy" and probe:
+            words = "test accuracy", "of the linear probe", after
+        else:
+            continue
+        if key in last:
+            lines.append(f"{words[0]}: {first[key]:.2%} {words[1]}, {last[key]:.2%} {words[2]}")
     return lines
-
-
-def _in_comparison(key: str) -> tuple[str, str, str] | None:
-    """Returns a metric's name, and the names of its two values; None: it is not compared."""
-    if key.startswith(f"{KNN}/"):
-        name = key.removeprefix(f"{KNN}/").replace("_", " ")
-        return f"k-NN accuracy on {name}", "before", "after"
-    return {
-        "test/views_matched": ("test views matched", "before", "after"),
-        "test/accuracy": ("test accuracy", "of the linear probe", "after training"),
-    }.get(key)
