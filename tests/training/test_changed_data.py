@@ -84,7 +84,7 @@ def test_a_class_with_another_index_is_refused_also_with_the_flag(data, tmp_path
 
 def test_the_error_about_another_learning_rate_names_a_warm_start(data, tmp_path):
     start(tmp_path)
-    remedy = r"start a new run with config\.finetune\.checkpoint=.*/run$"
+    remedy = r"start a new run with config\.finetune\.checkpoint=.*/run and .*\.head=kept$"
     with pytest.raises(UserError, match=f"another config .*learning_rate.*{remedy}"):
         start(tmp_path, **{"optimizer.learning_rate": 0.5})
 

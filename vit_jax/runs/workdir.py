@@ -193,9 +193,12 @@ def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int
     if of_length:
         hint = "; a run can be made longer only if nothing depends on its length"
     else:
+        # Without this value, a new run of an objective with labels starts with a new head.
+        has_head = objective_of(config.objective.name).labels
         hint = (
             "; to train its model with other values, start a new run with "
             f"config.finetune.checkpoint={shown(workdir)}"
+            f"{' and config.finetune.head=kept' if has_head else ''}"
         )
     raise UserError(
         f"{shown(workdir)} belongs to a run with another config "
