@@ -126,6 +126,13 @@ def test_formats_that_are_not_decoded_are_counted(images):
     assert source.left_out == {".tif images (unsupported format)": 1, "AppleDouble files (._*)": 1}
 
 
+def test_remedies_for_rows_with_more_cells_than_the_header_are_read(images):
+    source = listed(images, 'file,label\na.png,dog\nb.jpg,"dog, big"\n')
+    assert rows(source) == {"a.png": ["dog"], "b.jpg": ["dog, big"]}
+    source = listed(images, "file,label1,label2\na.png,dog\nb.jpg,dog,cat\n")
+    assert rows(source) == {"a.png": ["dog"], "b.jpg": ["dog", "cat"]}
+
+
 def test_labels_are_not_needed_without_an_objective_for_them(images):
     assert listed(images, "file\na.png\nb.jpg\n", labels=False)[1].labels == ()
 
@@ -149,7 +156,7 @@ def test_labels_are_not_needed_without_an_objective_for_them(images):
         ('"' + "a" * 200_000, "cannot be read as CSV: field larger than field limit"),
         (
             "file,label\na.png,dog\nb.jpg,cat, big\n",
-            "row 3 has 3 cells, .* 2: put labels .* in quotes",
+            "row 3 has 3 cells, .* 2: put cells .* in quotes.* a column for each, such as label1,label2",
         ),
     ],
     ids=range(9),

@@ -15,7 +15,13 @@ from vit_jax.interop.open import open_checkpoint
 from vit_jax.models import parse_name
 from vit_jax.published.data_sets import DATA_SETS
 from vit_jax.published.unheld import refuse_unheld
-from vit_jax.published.weights import ACCURACIES, all_weights, checkpoint_of, find_weights
+from vit_jax.published.weights import (
+    ACCURACIES,
+    all_weights,
+    checkpoint_of,
+    find_weights,
+    timm_hint,
+)
 
 
 def test_all_listed_weights_are_in_timms_registry(timm):
@@ -157,6 +163,25 @@ def test_weights_are_found_by_tag_and_by_repository():
         "timm/vit_base_patch16_384.augreg_in21k_ft_in1k",
     ):
         assert find_weights("ViT-B/16", name).pixels == 384
+
+
+@pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        # Weights for 384 pixels have the same tag.
+        ("vit_base_patch16_224", {"ViT-B/16": "augreg_in21k_ft_in1k"}),
+        # This name of timm has two of our names.
+        ("vit_base_patch16_clip_224", {"OpenCLIP-B/16": "laion2b", "CLIP-B/16": "openai"}),
+    ],
+)
+def test_hints_on_names_of_timm_name_unambiguous_weights(name, tags):
+    hint = timm_hint(name)
+    model, repository = re.search(r"load_model\('(.+?)', pretrained='(.+?)'\)", hint).groups()
+    assert model in tags
+    for model, tag in tags.items():
+        assert repr(model) in hint and tag in re.split("[ ,;]+", hint)
+        weights = find_weights(model, repository.replace("TAG", tag))
+        assert weights.repository == f"timm/{name}.{tag}"
 
 
 @pytest.mark.parametrize(

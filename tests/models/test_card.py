@@ -202,7 +202,7 @@ def test_names_of_missing_hybrids_and_bits_are_refused(name):
         (
             "timm/convnext_tiny.fb_in1k",
             "it is timm's name of 'ConvNeXt-T': load_model('ConvNeXt-T', "
-            "pretrained='convnext_tiny.fb_in1k') loads its published weights",
+            "pretrained='convnext_tiny.fb_in1k') loads published weights",
         ),
     ],
 )

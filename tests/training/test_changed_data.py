@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from vit_jax.config import base_config, run_options, to_json
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
+from vit_jax.runs import workdir as workdirs
 from vit_jax.runs.data_identity import differences, identity_of, leak_warning
 from vit_jax.runs.jobs import Job
 from vit_jax.runs.rate_search import check_data
 from vit_jax.runs.splits import open_splits
-from vit_jax.runs.workdir import FORMAT, claim, saved_run, steps_of
+from vit_jax.runs.workdir import FORMAT, claim, run_of_checkpoint, saved_run, steps_of
 
 
 def folder(path, names, images=4):
@@ -46,7 +48,7 @@ def start(tmp_path, **values):
     images, classes = identity["images"]["train"], len(identity["class_names"])
     manifest = dict(
         format=FORMAT,
-        steps=steps_of(workdir, config) or 2 * images // 4,
+        steps=steps_of(workdir, config) or config.steps or int(config.epochs * images / 4),
         model={"num_classes": classes},
         num_classes=classes,
         **identity,
@@ -82,7 +84,7 @@ def test_a_class_with_another_index_is_refused_also_with_the_flag(data, tmp_path
 
 def test_the_error_about_another_learning_rate_names_a_warm_start(data, tmp_path):
     start(tmp_path)
-    remedy = r"start a new run with config\.finetune\.checkpoint=.*/run$"
+    remedy = r"start a new run with config\.finetune\.checkpoint=.*/run and .*\.head=kept$"
     with pytest.raises(UserError, match=f"another config .*learning_rate.*{remedy}"):
         start(tmp_path, **{"optimizer.learning_rate": 0.5})
 
@@ -95,6 +97,16 @@ def test_other_images_are_refused_after_the_end_of_a_run_also_with_the_flag(data
     for changed in ("refused", "accepted"):
         with pytest.raises(UserError, match="the run has ended .*config.finetune.checkpoint="):
             start(tmp_path, **{"data.changed": changed})
+
+
+@pytest.mark.parametrize("length", [{"epochs": 4}, {"epochs": None, "steps": 12}])
+def test_a_run_that_has_ended_is_extended_on_other_images(length, data, tmp_path):
+    constant = {"optimizer.schedule": "constant"}
+    ended = {"step": start(tmp_path, **constant)["steps"], "test/loss": 1.0}
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(ended) + "\n")
+    folder(data, ("apple", "berry", "cherry"), images=6)
+    values = constant | length | {"data.changed": "accepted"}
+    assert start(tmp_path, **values)["steps"] > ended["step"]
 
 
 def test_another_class_is_refused_also_with_the_flag(data, tmp_path):
@@ -230,3 +242,38 @@ def test_a_test_folder_or_a_checkpoint_of_unlabelled_images_logs_no_leak(tmp_pat
     folder(data, ("apple", "berry"), images=8)
     assert leak_warning(*sliced(data, **whole), labelled, {"data": before}) is None
     assert leak_warning(*sliced(data / "train"), unlabelled, {"data": {}}) is None
+
+
+def test_other_slices_of_unchanged_data_log_no_leak(tmp_path):
+    """Both runs have the same training images, and the later test images are a part of the dev."""
+    photos = folder(tmp_path / "data", ("apple", "berry")) / "train"
+    whole = {"data.dev_split": None, "data.test_split": "all[50%:]"}
+    earlier, before = sliced(photos, **whole)
+    later, data = sliced(photos, **{"finetune.checkpoint": "runs/first"})
+    assert data["test"] != before["test"]
+    assert leak_warning(later, data, earlier, {"data": before}) is None
+    # With fewer images of `all` in training, the earlier run has trained on some of the test images.
+    earlier, before = sliced(photos, **{"data.train_split": "all[25%:75%]"} | whole)
+    assert leak_warning(later, data, earlier, {"data": before})
+
+
+@pytest.mark.parametrize(("names", "warned"), [(("apple", "berry"), True), ((), False)])
+def test_a_checkpoint_of_an_objective_of_a_program_logs_a_leak_if_it_had_labels(
+    names, warned, tmp_path
+):
+    """The objective's class is not known to the later run."""
+    photos = folder(tmp_path / "data", ("apple", "berry")) / "train"
+    earlier, data = sliced(photos)
+    earlier = replace(earlier, objective=replace(earlier.objective, name="Mine"))
+    folder(tmp_path / "data", ("apple", "berry"), images=8)
+    later, grown = sliced(photos, **{"finetune.checkpoint": "runs/first"})
+    manifest = {"data": data, "class_names": names}
+    assert bool(leak_warning(later, grown, earlier, manifest)) == warned
+
+
+def test_the_run_of_a_checkpoint_in_a_bucket_is_found(data, tmp_path, monkeypatch):
+    manifest = start(tmp_path)
+    monkeypatch.setattr(workdirs, "fetched", {"gs://bucket/run": tmp_path / "run"}.__getitem__)
+    for source in ("gs://bucket/run@best", str(tmp_path / "run")):
+        assert run_of_checkpoint(source).manifest["steps"] == manifest["steps"]
+    assert run_of_checkpoint("hf://owner/name") is None

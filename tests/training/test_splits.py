@@ -6,9 +6,12 @@ import pytest
 
 from tests.data.test_slices import make_folder
 from vit_jax.config import base_config
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.runs.run_summary import unused
-from vit_jax.runs.splits import notes, open_splits
+from vit_jax.runs.splits import notes, open_splits, share
+from vit_jax.training.objectives import handing_in
+from vit_jax.training.objectives.objective import Objective
 
 
 def config_of(**values):
@@ -38,7 +41,20 @@ def test_splits_of_chosen_classes_may_not_overlap(tmp_path):
         open_splits(config_of(source="folder", path=str(tmp_path), **splits))
 
 
-def notes_on_list(folder, names, loss) -> str:
+class Endless(Source):
+    """A source with more images than a list of their indices could have."""
+
+    def __len__(self):
+        return 10**15
+
+
+def test_splits_of_any_number_of_images_are_compared():
+    config = config_of(source="folder", path="photos", dev_split="train[80%:]")
+    assert share(config, Endless(), "train_split", "dev_split")
+    assert not share(config, Endless(), "train_split", "test_split")
+
+
+def notes_on_list(folder, names, loss, objective="classification") -> str:
     """Returns the notes on a CSV with the labels `names` of four images."""
     make_folder(folder, {"x": 4})
     files = sorted(path.relative_to(folder) for path in folder.rglob("x/*"))
@@ -46,7 +62,7 @@ def notes_on_list(folder, names, loss) -> str:
     (folder / "list.csv").write_text("".join(rows), encoding="utf-8")
     splits = dict(train_split="all", dev_split=None, test_split="all")
     config = config_of(source="csv", path=str(folder / "list.csv"), **splits)
-    config.loss.name = loss
+    config.loss.name, config.objective.name = loss, objective
     return "\n".join(notes(config, open_splits(config)))
 
 
@@ -55,7 +71,24 @@ def test_similar_class_names_and_contradictory_labels_are_noted(tmp_path):
     for loss in ("softmax", "binary"):
         lines = notes_on_list(tmp_path / loss, [f"{acute[0]},dog", acute[1], "Dog", "dog"], loss)
         assert "similar names: 'Dog' and 'dog', 'cafe\\u0301' and 'caf\\xe9'" in lines
-        assert ("1 of 4 training images have several labels" in lines) == (loss == "softmax")
+        several = "1 of 4 training images have several labels.*give --config.loss.name=sigmoid"
+        assert bool(re.search(several, lines)) == (loss == "softmax")
+
+
+class Ranking(Objective):
+    """An objective of a program, with labels but without an accuracy."""
+
+    labels = True
+
+
+def test_labels_are_not_noted_for_an_objective_without_an_accuracy(tmp_path):
+    with handing_in(Ranking):
+        lines = notes_on_list(tmp_path, ["cat,dog", "dog", "dog", "cat"], "softmax", "Ranking")
+    assert "several labels" not in lines
+
+
+def test_numbers_that_differ_in_the_sign_are_not_similar_names(tmp_path):
+    assert "similar" not in notes_on_list(tmp_path, ["1", "-1", "1", "-1"], "softmax")
 
 
 def test_images_without_a_label_are_noted(tmp_path):

@@ -50,7 +50,14 @@ def test_the_last_lines_compare_the_metrics_before_and_after_training():
     ]
     probe = "test accuracy: 68.00% of the linear probe, 70.00% after training"
     assert since_start(rows, probe=True) == [probe]
-    assert since_start(rows, probe=False) == []
+    kept = [*rows[:3], rows[3] | {"kept/step": 4}]
+    assert since_start(kept, probe=True) == [probe.replace("after training", "of the kept model")]
     neighbours = "k-NN accuracy on pets/10: 50.00% before, 60.00% after"
-    assert since_start([rows[1], rows[3]], probe=True) == [neighbours]
+    assert since_start([rows[1], rows[3]], probe=False) == [neighbours]
     assert since_start(rows[2:], probe=True) == []
+
+
+def test_an_accuracy_of_self_supervised_training_is_not_of_a_linear_probe():
+    """The objective `beit` has the accuracy of tokens, which is also evaluated at the start."""
+    rows = [{"step": step, "test/accuracy": 0.1, "test/loss": 1.0} for step in (0, 8)]
+    assert since_start(rows, probe=False) == []

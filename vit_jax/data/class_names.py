@@ -182,9 +182,12 @@ def alike(names: Sequence[str]) -> list[list[str]]:
     """Returns groups of names that differ only in case, separators or the encoding of letters.
 
     For example, `é` may be one character, or `e` and an accent. Invisible characters are ignored.
+    Names without letters, such as `1` and `-1`, are not compared.
     """
     groups = defaultdict(list)
     for name in names:
+        if not any(map(str.isalpha, name)):
+            continue
         visible = "".join(x for x in name if unicodedata.category(x) != "Cf")
         groups[_key(unicodedata.normalize("NFKC", visible))].append(name)
     return [group for group in groups.values() if len(group) > 1]

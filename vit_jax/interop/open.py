@@ -56,5 +56,5 @@ def _missing(source: str, path: str) -> UserError:
             "lists their tags, and commands take their hf://owner/name"
         )
     if hint := timm_hint(source):
-        return UserError(f"there is no {path}; {hint}; commands take hf://timm/NAME")
+        return UserError(f"there is no {path}; {hint}; commands take hf://timm/NAME.TAG")
     return UserError(f"there is no {path}; a checkpoint of the Hub is hf://owner/name")

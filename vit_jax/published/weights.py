@@ -183,20 +183,27 @@ def timm_hint(name: str) -> str | None:
       The hint; None: no published weights have this name.
     """
     bare = name.removeprefix("hf_hub:").removeprefix("timm/")
-    found = [
-        weights
-        for weights in all_weights()
-        if bare in (full := weights.repository.split("/")[-1], full.split(".")[0])
-    ]
-    if not found:
+    tags = defaultdict(list)  # timm's tags, by our name of the model.
+    for weights in all_weights():
+        full = weights.repository.split("/")[-1]
+        architecture, _, tag = full.partition(".")
+        if bare in (full, architecture):
+            tags[weights.model].append(tag)
+    if not tags:
         return None
-    model, tags = found[0].model, dict.fromkeys(weights.tag for weights in found)
-    repository = found[0].repository.split("/")[-1]
-    which = f"pretrained={repository!r}" if len(tags) == 1 else "pretrained=TAG"
-    listed = "" if len(tags) == 1 else f"; tags: {', '.join(tags)}"
+    model, listed = next(iter(tags)), ""
+    # Our tags may be ambiguous: weights for 224 and 384 pixels have the same one. Names of
+    # repositories are unambiguous.
+    repository = bare if "." in bare else f"{bare}.TAG"
+    if repository != bare:
+        listed = "; tags" + ";".join(
+            (f" of {key!r}" if len(tags) > 1 else "") + f": {', '.join(each)}"
+            for key, each in tags.items()
+        )
     return (
-        f"it is timm's name of {model!r}: load_model({model!r}, {which}) loads its published "
-        f"weights, create_model({model!r}) makes random ones{listed}"
+        f"it is timm's name of {' and '.join(map(repr, tags))}: load_model({model!r}, "
+        f"pretrained={repository!r}) loads published weights, create_model({model!r}) makes "
+        f"random ones{listed}"
     )
 
 

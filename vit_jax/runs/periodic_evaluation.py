@@ -230,25 +230,23 @@ def _by_name(figures: Figures) -> dict[str, float]:
 def since_start(rows: Sequence[Mapping[str, float]], probe: bool) -> list[str]:
     """Returns lines that compare the metrics in `metrics.jsonl` before and after training.
 
-    Args:
-      probe: True: the run started from a linear probe. Its test accuracy is compared. False: the
-        metrics of self-supervised training are compared.
+    These are the metrics of self-supervised training or, if the run started from a linear probe
+    (`probe`), the test accuracy.
     """
     first = next((row for row in rows if row["step"] == 0), {})
     last = next((row for row in reversed(rows) if "test/loss" in row), {})
+    after = "of the kept model" if "kept/step" in last else "after training"
     lines = []
     for key in first:
-        if key not in last:
-            continue
-        both = f"{first[key]:.2%} before, {last[key]:.2%} after"
         if key.startswith(f"{KNN}/"):
             name = key.removeprefix(f"{KNN}/").replace("_", " ")
-            lines.append(f"k-NN accuracy on {name}: {both}")
+            words = f"k-NN accuracy on {name}", "before", "after"
         elif key == "test/views_matched":
-            lines.append(f"test views matched: {both}")
+            words = "test views matched", "before", "after"
         elif key == "test/accuracy" and probe:
-            lines.append(
-                f"test accuracy: {first[key]:.2%} of the linear probe, {last[key]:.2%} after "
-                "training"
-            )
+            words = "test accuracy", "of the linear probe", after
+        else:
+            continue
+        if key in last:
+            lines.append(f"{words[0]}: {first[key]:.2%} {words[1]}, {last[key]:.2%} {words[2]}")
     return lines

@@ -47,12 +47,12 @@ def describe(parts: Parts, manifest: dict) -> str:
 
 
 def _decoder(mode: str) -> str:
-    """Returns the decoder of JPEGs for a value of `data.decode`."""
+    """Returns the decoder of JPEGs for a value of `data.decode`; Pillow decodes other formats."""
     if mode == "exact":
-        return "by Pillow"
+        return "JPEGs by Pillow"
     if is_fast():
-        return "by libjpeg-turbo"
-    return "by Pillow, at under half the speed: the fast JPEG decoder was not built"
+        return "JPEGs by libjpeg-turbo"
+    return "JPEGs by Pillow, at under half the speed: the fast JPEG decoder was not built"
 
 
 def _of_data(parts: Parts, manifest: dict) -> list[str]:

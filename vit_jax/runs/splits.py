@@ -142,25 +142,38 @@ def _notes_on_labels(config: RunOptions, splits: Splits) -> list[str]:
     pairs = [" and ".join(map(ascii, group)) for group in alike(train.class_names)]
     if pairs:
         lines.append(f"note: classes with similar names: {shortened(pairs)}; each is a class")
-    for name, source in splits.named.items():
-        if (table := source.known_labels()) is None:
-            continue
-        counts, images = (table >= 0).sum(axis=1), f"{len(table):,} {SPOKEN[name]} images have"
-        several, unlabelled = np.flatnonzero(counts > 1), np.count_nonzero(counts == 0)
-        if config.loss.name == "softmax" and len(several):
-            lines.append(
-                f"note: {len(several):,} of {images} several labels, such as "
-                f"{source.describe(int(several[0]))}: they share the target equally; correct "
-                "contradictory labels, or give --config.loss.name=binary"
-            )
-        if unlabelled:
-            lines.append(
-                f"note: {unlabelled:,} of {images} no label: every class counts as wrong for "
-                f"them, so the accuracy is at most {1 - unlabelled / len(table):.2%}"
-            )
+    if "accuracy" in objective_of(config.objective.name).metrics:
+        for name, source in splits.named.items():
+            lines += _notes_on_label_counts(config, SPOKEN[name], source)
     uncorrected = config.data.balance == config.loss.class_weights == "none"
     if uncorrected and (unequal := note_of(train)):
         lines.append(unequal)
+    return lines
+
+
+def _notes_on_label_counts(config: RunOptions, images: str, source: Source) -> list[str]:
+    """Returns notes on images with several labels, which share the target, and without a label.
+
+    `images` is an adjective for the notes, such as "training".
+    """
+    if (table := source.known_labels()) is None:
+        return []
+    lines, counts = [], (table >= 0).sum(axis=1)
+    all_images = f"{len(table):,} {images} images have"
+    several, unlabelled = np.flatnonzero(counts > 1), np.count_nonzero(counts == 0)
+    if config.loss.name == "softmax" and len(several):
+        # Distillation compares distributions, and has no other loss.
+        other = config.objective.name != "distillation"
+        lines.append(
+            f"note: {len(several):,} of {all_images} several labels, such as "
+            f"{source.describe(int(several[0]))}: they share the target equally; correct "
+            f"contradictory labels{', or give --config.loss.name=sigmoid' if other else ''}"
+        )
+    if unlabelled:
+        lines.append(
+            f"note: {unlabelled:,} of {all_images} no label: every class counts as wrong for "
+            f"them, so the accuracy is at most {1 - unlabelled / len(table):.2%}"
+        )
     return lines
 
 

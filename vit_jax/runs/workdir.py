@@ -193,9 +193,12 @@ def _check_config(workdir: Path, saved: SavedRun, config: RunOptions, steps: int
     if of_length:
         hint = "; a run can be made longer only if nothing depends on its length"
     else:
+        # Without this value, a new run of an objective with labels starts with a new head.
+        has_head = objective_of(config.objective.name).labels
         hint = (
             "; to train its model with other values, start a new run with "
             f"config.finetune.checkpoint={shown(workdir)}"
+            f"{' and config.finetune.head=kept' if has_head else ''}"
         )
     raise UserError(
         f"{shown(workdir)} belongs to a run with another config "
@@ -212,7 +215,10 @@ def _check_data(workdir: Path, saved: SavedRun, config: RunOptions, manifest: di
     known = f"{shown(workdir)} belongs to a run of other data ({'; '.join(changed)}); "
     steps = saved.manifest["steps"]
     ended = any(ends_run(row, steps) for row in read_rows(workdir / METRICS))
-    over = ended and (config.steps or 0) <= steps  # A larger `steps` extends the run.
+    # A larger number of steps or epochs extends the run. With more images, the same number of
+    # epochs has more steps, but a run keeps its original number.
+    other_length = any(getattr(config, name) != getattr(saved.config, name) for name in LENGTH)
+    over = ended and not (other_length and manifest["steps"] > steps)
     if over or not data_identity.fits_head(saved.manifest, manifest):
         reason = "the run has ended and would not train on the other images; " if over else ""
         raise UserError(
@@ -286,8 +292,8 @@ def saved_run(workdir: Path) -> SavedRun | None:
 
 
 def run_of_checkpoint(source: str) -> SavedRun | None:
-    """Returns the run of a checkpoint; None: the checkpoint is not in a local workdir."""
-    workdir = Path(split_checkpoint(source)[0])
+    """Returns the run of a checkpoint; None: the checkpoint is not in a workdir."""
+    workdir, _ = place_of(source)
     return saved_run(workdir) if (workdir / MANIFEST).is_file() else None
 
 

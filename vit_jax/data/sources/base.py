@@ -421,11 +421,12 @@ def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
     return Renumbered(Subset(source, indices), names, number, empty)
 
 
-def before_selection(train: Source) -> tuple[Source, np.ndarray]:
+def before_selection(train: Source) -> tuple[Source, np.ndarray | slice]:
     """Returns the training split before `of_classes`, and the indices of the selected images in it.
 
-    Without a selection of classes, the source itself and all indices are returned.
+    Without a selection of classes, the source itself is returned, and a slice of all indices, which
+    needs no memory.
     """
     if isinstance(train, Renumbered) and isinstance(train.source, Subset):
         return train.source.source, np.asarray(train.source.indices)
-    return train, np.arange(len(train))
+    return train, slice(None)

@@ -356,15 +356,15 @@ def _check_cells(path: str, rows: list[list[str]], columns: _Columns) -> None:
         return
     for number, row in enumerate(rows, 1):
         if any(cell.strip() for cell in row[len(rows[0]) :]):
-            kind, example = (
-                ("labels", '"dog, big"')
-                if columns.caption is None
-                else ("captions", '"a dog, running"')
-            )
+            remedy = 'as in a.jpg,"a dog, running"'
+            if columns.caption is None:
+                remedy = (
+                    'as in a.jpg,"dog, big"; if an image has several labels, the header needs a '
+                    "column for each, such as label1,label2"
+                )
             raise TooManyCells(
                 f"{path}, row {number} has {len(row)} cells, and the header has {len(rows[0])}: "
-                f"put {kind} with separators in quotes, without a space before them, as in "
-                f"a.jpg,{example}"
+                f"put cells with separators in quotes, without a space before them, {remedy}"
             )
 
 
