@@ -2,9 +2,10 @@
 
 XLA compiles with few optimizations: this halves the compilation time, and the speed of the programs
 does not matter in tests. A compilation cache is shared by all workers and by the processes that
-tests start, and is kept for the next time.
+tests start.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -12,6 +13,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,9 +33,12 @@ SOME_SPEED = "--xla_backend_optimization_level=1" + OLD_EMITTERS + ONE_THREAD
 os.environ.setdefault("XLA_FLAGS", FAST_COMPILE)
 # Its sitecustomize.py is imported by every Python process.
 PROCESSES = Path(__file__).parent / "processes"
-MOST_PROGRAMS = 1 << 30  # Bytes of compiled programs that are kept for the next time.
 LARGE = 3 << 29  # Bytes. A worker that uses more frees memory after a test file.
 HANG = 600  # Seconds. A process that takes longer hangs, even on a busy machine.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # For the workers, the main process has set it.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 def python_path(*folders: Path | str) -> str:
@@ -65,19 +70,6 @@ def pytest_configure(config):
     # Only the main process receives the reports of all workers.
     if not config.option.rest:
         config.pluginmanager.register(SkippedTests(config.cache))
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        keep_programs(config.cache.mkdir("programs"))
-
-
-def keep_programs(folder: Path) -> None:
-    """Lets JAX keep compiled programs in a folder, in this process and in those that it starts.
-
-    This must be called before JAX is imported.
-    """
-    if sum(file.stat().st_size for file in folder.iterdir()) > MOST_PROGRAMS:
-        shutil.rmtree(folder)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 
 class SkippedTests:
