@@ -244,6 +244,19 @@ def test_a_test_folder_or_a_checkpoint_of_unlabelled_images_logs_no_leak(tmp_pat
     assert leak_warning(*sliced(data / "train"), unlabelled, {"data": {}}) is None
 
 
+def test_hashed_slices_of_a_folder_that_grew_leak_only_where_they_overlap(tmp_path):
+    slices = {"data.slices": "hashed"}
+    photos = folder(tmp_path / "data", ("apple", "berry"), images=40) / "train"
+    earlier, data = sliced(photos, **slices)
+    folder(tmp_path / "data", ("apple", "berry"), images=80)
+    later = {"finetune.checkpoint": "runs/first"}
+    assert leak_warning(*sliced(photos, **later | slices), earlier, {"data": data}) is None
+    other = {"data.train_split": "all[:40%]", "data.dev_split": "all[40%:75%]"}
+    line = leak_warning(*sliced(photos, **later | slices | other), earlier, {"data": data})
+    assert line.startswith("warning: some of the dev images (all[40%:75%]) may be training images")
+    assert leak_warning(*sliced(photos, **later), earlier, {"data": data})  # Stratified slices.
+
+
 def test_other_slices_of_unchanged_data_log_no_leak(tmp_path):
     """Both runs have the same training images, and the later test images are a part of the dev."""
     photos = folder(tmp_path / "data", ("apple", "berry")) / "train"

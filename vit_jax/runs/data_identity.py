@@ -9,10 +9,11 @@ from typing import Any
 
 from vit_jax.data.class_names import match_classes
 from vit_jax.data.sources.base import fingerprint
+from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import all_names
 from vit_jax.options.run import RunOptions
-from vit_jax.runs.splits import SPOKEN, Splits
+from vit_jax.runs.splits import MANY, SPOKEN, Splits
 from vit_jax.training.objectives import is_handed_in, objective_of
 
 KEYS = ("class_names", "images", "data")  # Keys of the manifest that identify the data.
@@ -95,7 +96,7 @@ def leak_warning(
     leaking = [
         f"{SPOKEN[name]} images ({split})"
         for name, split in splits.items()
-        if split and data[name] not in held_out and _names(split) & _names(earlier.data.train_split)
+        if split and data[name] not in held_out and _may_share(split, config, earlier)
     ]
     if not leaking:
         return None
@@ -104,8 +105,8 @@ def leak_warning(
     return (
         f"warning: some of the {' and '.join(leaking)} may be training images of the run "
         f"{config.finetune.checkpoint}, as the data or the splits have changed since; the metrics "
-        f"would then be too good. Train on all images {again}, or keep test images in a folder of "
-        "their own, such as test/"
+        f"would then be too good. Train on all images {again}, keep test images in a folder of "
+        "their own, such as test/, or give data.slices='hashed' to both runs"
     )
 
 
@@ -124,6 +125,18 @@ def _same_images(config: RunOptions, earlier: RunOptions) -> bool:
         return False
     paths = [os.path.abspath(data.path) for data in (now, before)]
     return bool(now.path) and now.source == before.source and paths[0] == paths[1]
+
+
+def _may_share(split: str, config: RunOptions, earlier: RunOptions) -> bool:
+    """Returns True if a run's split may contain training images of an earlier run.
+
+    Images may move to another slice when others are added. In hashed slices of the same groups they
+    stay.
+    """
+    train, now, before = earlier.data.train_split, config.data, earlier.data
+    if now.slices == before.slices == "hashed" and now.groups == before.groups:
+        return overlap(split, train, MANY)
+    return bool(_names(split) & _names(train))
 
 
 def _names(split: str) -> set[str]:
