@@ -79,6 +79,14 @@ def test_class_folders_are_cut_into_three_splits(tmp_path, checkpoint):
     assert any("--config.data.image_size=32" in line and "20 pixels" in line for line in said)
 
 
+def test_the_reason_of_slices_states_how_they_are_cut(tmp_path, checkpoint):
+    photos, said = photographs(tmp_path / "pets", {"cat": 60, "dog": 40}), []
+    for slices in ("stratified", "hashed"):
+        chosen(photos, checkpoint, said, **{"data.slices": slices})
+    for words in ("with the share of each class", "by the hashes of their paths"):
+        assert sum(words in line for text in said for line in text.splitlines()) == 1
+
+
 def test_images_with_several_labels_are_counted(tmp_path, checkpoint):
     said, folder = [], photographs(tmp_path / "cells", {"cat": 30, "dog": 30})
     files = sorted(folder.rglob("*.png"))

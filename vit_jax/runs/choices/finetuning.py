@@ -127,7 +127,9 @@ def _splits(
     keys = {"data.train_split", "data.dev_split", "data.test_split"} & {*user_keys}
     first = _first_split(config, keys, data_set)
     source = open_split(config, first)
-    choices = _whole(source) if first == "all" else _parts(data_set.splits, first)
+    choices = (
+        _whole(source, config.data.slices) if first == "all" else _parts(data_set.splits, first)
+    )
     named = {one.key: one.value for one in choices}
     named |= {key: value_at(config, key) for key in keys}
     groups = _groups(config, user_keys, source, named)
@@ -210,15 +212,21 @@ def open_split(config: RunOptions, split: str) -> Source:
     )
 
 
-def _whole(source: Source) -> list[Choice]:
+def _whole(source: Source, slices: str) -> list[Choice]:
+    """Chooses slices of a data set without splits; `slices` is `data.slices`."""
     images = len(source)
+    how = {
+        "stratified": "with the share of each class",
+        "in_order": "in their order",
+        "hashed": "by the hashes of their paths",
+    }[slices]
     train, dev = next(
         shares
         for most, *shares in ((60, 60, 80), (10_000, 70, 85), (math.inf, 80, 90))
         if images < most
     )
     return splits_of(
-        (f"all[:{train}%]", f"{train} % of {images:,} images, with the share of each class"),
+        (f"all[:{train}%]", f"{train} % of {images:,} images, {how}"),
         (f"all[{train}%:{dev}%]", f"{dev - train} % to choose by"),
         (f"all[{dev}%:]", f"{100 - dev} % that are looked at for the report alone"),
     )
