@@ -247,7 +247,7 @@ def with_class_names(checkpoint: "Checkpoint") -> "Checkpoint":
 
 
 def compare_licence(base: str, licence: str) -> None:
-    """Prints a note if the base model has another licence."""
+    """Prints a note if the licence of the base model is not `licence`."""
     from vit_jax.publishing.run_facts import licence_of
 
     if (known := licence_of(base)) not in (None, licence):

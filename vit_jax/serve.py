@@ -247,7 +247,7 @@ def serve_dense(checkpoint: str, task: str) -> Served:
 
 
 def serve_classifier(checkpoint: str) -> Served:
-    """Compiles a classifier's programs; raises UserError if it has no head."""
+    """Compiles the programs that serve a model's classes; raises UserError if it has no head."""
     from vit_jax.classifier import open_classifier
 
     classifier = open_classifier(

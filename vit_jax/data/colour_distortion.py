@@ -73,7 +73,7 @@ def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tu
 
 
 def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndarray:
-    """Applies operations to uint8 pixels one after the other; an operation is (name, value)."""
+    """Applies a sequence of operations (name, value) to an image, uint8."""
     if not drawn:
         return pixels
     image = Image.fromarray(pixels)

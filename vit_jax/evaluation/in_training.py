@@ -240,7 +240,7 @@ def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any
 
 
 def in_lines(figures: Mapping[str, float]) -> list[str]:
-    """Formats metrics as log lines. Each suite and data set has its own line."""
+    """Formats metrics as log lines, one for each pair of a suite and a data set."""
     lines: dict[str, list[str]] = {}
     for key, value in figures.items():
         name, _, rest = key.partition("/")

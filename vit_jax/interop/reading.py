@@ -4,13 +4,13 @@ Opening a file reads the names and shapes of tensors only. `Checkpoint.read` rea
 parameter. The table lists the functions from a checkpoint to a model, as `inputs -> outputs`:
 
     load.py: load_model           source, changed arguments -> model
-    1. open.py: open_checkpoint   source -> Checkpoint; downloads hf://, opens workdirs separately
+    1. open.py: open_checkpoint   source -> Checkpoint; downloads hf://, opens workdirs by Orbax
        reading.py: open_files     file or folder -> Checkpoint
        a. read_files              path -> config.json, Tensors (name, shape, function that reads)
        b. Library.claims          path, config, tensors -> True for the library's files; the first
                                   library in LIBRARIES that returns True is selected
-       c. Library.prepare         tensors, config -> tensors and config of the image model only;
-                                  timm's function only rejects unsupported architecture names
+       c. Library.prepare         tensors, config -> those of the image model; for timm they are
+                                  unchanged, and unsupported names of architectures are rejected
        d. Library.read_format     config, tensors -> the first Format whose `claims` returns True,
                                   such as timm_vit.py; most formats check the tensors' names, and
                                   timm_eva.py checks the architecture's name
@@ -18,12 +18,13 @@ parameter. The table lists the functions from a checkpoint to a model, as `input
        f. Format.arguments        tensors, config, image size -> arguments, assumptions
        g. Library.preprocessing   config.json, preprocessor_config.json -> mean, std, preprocessing
        h. make_options            arguments, mean, std -> options; sketch(options) -> shapes by path
-       i. Format.rules            arguments -> rules; layout.py: entries maps these paths to tensors
+       i. Format.rules            arguments -> rules
+          layout.py: entries      rules, shapes by path -> the tensors of each parameter
        j. check_tensors           entries, tensors -> error unless all names and shapes agree
     2. load.py: build_model       Checkpoint, changed arguments -> model
        a. adapting.py: fit        Checkpoint, changes -> options, a function per parameter, report
        b. checkpoint.py: build    options, functions -> model; calls the functions in threads:
-          Checkpoint.read         path -> array, joined from tensors by the layout of its rule
+          Checkpoint.read         path -> array, joined from the tensors that the rule names
 """
 
 import functools

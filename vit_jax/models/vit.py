@@ -228,13 +228,13 @@ class ViT(TokenModel):
     ) -> Any:
         """Maps images to logits `[batch, classes]`, as in `ImageModel`.
 
-        The captured list `tokens` contains the tokens `[batch, tokens, dim]` before the first layer
-        and after each layer. The list `attention` contains the attention weights of each layer,
-        float32 `[batch, heads, tokens, tokens]`. A layer with axial attention adds two arrays
-        instead. The first contains the weights within each row of patches, `[batch * rows, heads,
-        columns, columns]`; the second contains the weights within each column, `[batch * columns,
-        heads, rows, rows]`. In training with `depth_by="subset"`, a layer's weights contain only
-        the images for which the layer is computed.
+        With `capture`, the list `tokens` contains the tokens `[batch, tokens, dim]` before the
+        first layer and after each layer. The list `attention` contains the attention weights of
+        each layer, float32 `[batch, heads, tokens, tokens]`. A layer with axial attention adds two
+        arrays instead. The first contains the weights within each row of patches, `[batch * rows,
+        heads, columns, columns]`; the second contains the weights within each column, `[batch *
+        columns, heads, rows, rows]`. In training with `depth_by="subset"`, a layer's weights
+        contain only the images for which the layer is computed.
 
         Args:
           whole: compute all tokens of the last layer, including those that the head does not read.

@@ -53,7 +53,7 @@ def total(operations: Iterable[Operation], value: str) -> int:
 
 
 def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
-    """Sums a value over groups of a step's operations; the largest sum is first.
+    """Returns the sum of a value in each group of a step's operations, in descending order.
 
     Args:
       key: attribute that groups the operations: `part` (component of vit_jax, such as `Mlp`) or

@@ -132,9 +132,11 @@ class Pool:
         save(result, found)
 
     def _kept_of(self, parts: int) -> tuple[SimilarityIndex, np.ndarray]:
-        """Returns a similarity index of the kept images in the first `parts` embedding files.
+        """Returns the embeddings of the kept images, from the first `parts` embedding files.
 
-        The second element is the image index of each vector in it.
+        Returns:
+          The search index of the embeddings, and for each of its vectors the position of the image
+          in the data set, uint32 `[vectors]`.
         """
         index = self._index = self._index or self._new_index()
         for number in range(len(self._images), parts):

@@ -208,7 +208,7 @@ def learned_classes(config: RunOptions, source: Source) -> tuple[str, ...]:
 
 
 def step_count(config: RunOptions, images: int) -> int:
-    """Returns the run's number of steps: `config.steps`, or the whole batches of `config.epochs`.
+    """Returns the run's number of steps: `config.steps`, or the whole batches in all epochs.
 
     Raises:
       UserError: all epochs together have fewer images than one batch.

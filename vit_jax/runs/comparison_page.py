@@ -191,7 +191,7 @@ def _normal_tail(one: int, other: int) -> float:
 def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> dict | None:
     """Returns a table with each run's accuracy on the classes in which the runs differ most.
 
-    None: fewer than two runs have predictions, or their classes differ.
+    None: fewer than two runs have predictions, or the runs have different sets of classes.
     """
     with_predictions = [
         (run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None

@@ -96,7 +96,11 @@ def _load_params(
 
 
 class _Arrays:
-    """The arrays of a checkpoint, by path: the item's name and the path in the item."""
+    """The arrays of a run's checkpoint.
+
+    A checkpoint consists of items, such as `params`. The path of an array is the name of its item,
+    followed by the path within the item.
+    """
 
     def __init__(self, folder: Path | epath.Path, step: int):
         self._folder, self._step = folder, step

@@ -299,7 +299,7 @@ def _length(
 def _steps(
     config: RunOptions, user_keys: Collection[str], start: Start, count: int, batch: int
 ) -> tuple[int, str]:
-    """Returns the number of steps, by default for the available time, and the reason."""
+    """Returns the number of steps, and the reason; by default as many as the time allows."""
     if "steps" in user_keys:
         return config.steps, ""
     if config.epochs:
