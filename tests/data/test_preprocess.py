@@ -434,3 +434,16 @@ def test_every_interpolation_has_the_same_picture_in_the_same_place(mode, interp
 def test_test_crop_that_would_need_padding_is_refused():
     with pytest.raises(UserError, match="224 pixels cannot be taken of an image resized to 200"):
         TestCrop(224, "short_side", 200)
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "words"),
+    [
+        (224, "short_side", "the short side to 256, the centre 224x224, bilinear"),
+        (224, "square", "both sides to 256, the centre 224x224, bilinear"),
+        ((224, 128), "short_side", "the image to cover 448x256, the centre 224x128, bilinear"),
+        ((224, 128), "square", "all of the image to 448x256, the centre 224x128, bilinear"),
+    ],
+)
+def test_the_text_of_a_crop_names_the_sides_that_are_resized(size, kind, words):
+    assert str(TestCrop(size, kind, 256)) == words

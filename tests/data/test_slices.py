@@ -235,6 +235,7 @@ def test_images_stay_in_their_hashed_slice_when_others_are_added(tmp_path):
     # A binomial number is within 5 standard deviations of its mean.
     for files, share in zip(after, (0.6, 0.2, 0.2), strict=True):
         assert abs(len(files) - 400 * share) < 5 * (400 * share * (1 - share)) ** 0.5
+    assert after[0] == hashed_files(tmp_path, "all[:-40%]")
     nested = [hashed_files(tmp_path, f"all[:60%]{piece}") for piece in ("[:90%]", "[90%:]")]
     assert nested[0] | nested[1] == after[0] and not nested[0] & nested[1]
 

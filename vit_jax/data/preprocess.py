@@ -262,12 +262,13 @@ class TestCrop:
             return f"all of the image within {height}x{width}, padded, {self.interpolation}"
         if self.kind == "square" and self.resize == min(height, width):
             return f"all of the image to {height}x{width}, {self.interpolation}"
-        what = "both sides" if self.kind == "square" else "the short side"
-        resized = f"{what} to {int(self.resize)}"
-        if height != width:
+        if height == width:
+            resized = "both sides" if self.kind == "square" else "the short side"
+            resized += f" to {int(self.resize)}"
+        else:
             rows, columns = resized_sides(1, 1, "square", self.resize, self.size)
-            what = "all of the image to" if self.kind == "square" else "the image to cover"
-            resized = f"{what} {rows}x{columns}"
+            resized = "all of the image to" if self.kind == "square" else "the image to cover"
+            resized += f" {rows}x{columns}"
         return f"{resized}, the centre {height}x{width}, {self.interpolation}"
 
 

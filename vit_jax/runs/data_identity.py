@@ -106,7 +106,8 @@ def leak_warning(
         f"warning: some of the {' and '.join(leaking)} may be training images of the run "
         f"{config.finetune.checkpoint}, as the data or the splits have changed since; the metrics "
         f"would then be too good. Train on all images {again}, keep test images in a folder of "
-        "their own, such as test/, or give data.slices='hashed' to both runs"
+        "their own, such as test/, or give data.slices='hashed' and the same data.groups to both "
+        "runs"
     )
 
 

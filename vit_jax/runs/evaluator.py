@@ -124,7 +124,7 @@ class Evaluator:
             return None
         kept = Predictions(split, step, **self.answers)
         batch = self._read(split, to_show(kept), 1)
-        files = np.array([self._splits[split].describe(n) for n in batch["numbers"].tolist()])
+        files = np.array([self._splits[split].describe(n) for n in batch["numbers"].tolist()], str)
         return kept._replace(shown=batch["numbers"], images=batch["image"], files=files)
 
     def retrievals(self, split: str, step: int) -> Retrievals | None:

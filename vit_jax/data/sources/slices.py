@@ -167,7 +167,7 @@ def hashed(source: Source, split: str, names: Sequence[str]) -> Source:
         size = stop - start
         start, stop = start + size * _share(low, 0), start + size * _share(high, 1)
     hashes = np.fromiter(map(_hash, names), np.uint64, len(names))
-    positions = hashes.astype(np.float64) / 2.0**64
+    positions = (hashes >> 11) / 2.0**53  # A float64 has 53 bits: no position is rounded up to 1.
     part = np.flatnonzero((start <= positions) & (positions < stop))
     if not len(part):
         raise UserError(
@@ -181,8 +181,9 @@ def _share(text: str, default: float) -> float:
     """Converts percent to a share in 0 ... 1; a negative value counts from the end."""
     if not text:
         return default
-    share = int(text[:-1]) / 100
-    return min(max(share + 1 if share < 0 else share, 0), 1)
+    percent = int(text[:-1])
+    # This order of operations gives -90% and 10% the same share.
+    return min(max(percent + 100 if percent < 0 else percent, 0), 100) / 100
 
 
 def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
